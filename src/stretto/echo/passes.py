@@ -1,0 +1,217 @@
+"""The endless sequence of passes over a loader, which can be entered at any batch.
+
+Each pass has a number, set on whatever has `set_epoch` right before the loader is iterated. A random sampler
+without a generator of its own gets one keyed by (seed, pass); one with a generator has its state recorded at
+the start of the pass. So a pass can be made again to any position, and nothing here draws from the global
+random state.
+"""
+
+import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import (
+    _InfiniteConstantSampler,
+)  # an IterableDataset's stand-in for a sampler
+
+from stretto.echo.keyed import derive_key
+
+_ORDER = 0x0DE4  # the purpose of the stream that keys samplers
+_MAX_OPENINGS = 3
+
+
+@dataclass(slots=True)
+class Position:
+    """A place in the sequence of passes: before batch `num_batches` of pass `pass_index`."""
+
+    pass_index: int
+    num_batches: int = 0
+    loader_state: Any = None
+    """The loader's own state there, if it has any and `num_batches` > 0."""
+    start_states: list[Any] | None = None
+    """The states of the samplers' own generators at the start of the pass; None: as they are."""
+
+
+@dataclass(slots=True)
+class PassEnd:
+    """What comes after the last batch of a pass: the position of the next one."""
+
+    next_start: Position
+
+
+class Passes:
+    """Batches of pass after pass of `loader`, with the loader's own state after each.
+
+    Args:
+        loader: any re-iterable of batches.
+        seed: keys the order of samplers that have no generator.
+    """
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._iterator: Iterator[Any] | None = None
+        self._position = Position(0)
+        self._num_batches = 0
+        self._first: tuple[Any, Any] | PassEnd | None = None
+        self._keyed: dict[int, torch.Generator] = {}
+        self._has_state = all(hasattr(loader, name) for name in ("state_dict", "load_state_dict"))
+        self._warn_of_global_randomness = getattr(loader, "num_workers", None) == 0
+
+    def seek(self, position: Position) -> None:
+        """Continue at `position`; whatever was open is dropped."""
+        self._iterator = None
+        self._position = position
+
+    def next(self) -> tuple[Any, Any] | PassEnd:
+        """The next batch with the loader's state after it (None if it has none), or the end of the pass.
+
+        Raises what the loader raises, and ValueError if a pass is empty or ends before the position sought.
+        """
+        if self._iterator is None:
+            return self._open()
+        return self._fetch(self._iterator)
+
+    def start_states(self) -> list[Any]:
+        """The present states of the samplers' own generators."""
+        return [sampler.generator.get_state() for sampler in self._random_samplers() if self._is_own(sampler)]
+
+    def check_replayable(self) -> None:
+        """Raise ValueError if the order of the loader's sampler can be neither keyed nor restored."""
+        for sampler in _samplers(self._loader):
+            known = isinstance(sampler, SequentialSampler | BatchSampler | _InfiniteConstantSampler)
+            if not (known or _has_generator(sampler) or hasattr(sampler, "set_epoch")):
+                raise ValueError(
+                    f"the order of {type(sampler).__name__} cannot be made again, so the state cannot be loaded: "
+                    "expected a sampler with set_epoch(epoch) or with a generator attribute. Add one of them"
+                )
+
+    def close(self) -> None:
+        """Drop what is open and take back the generators given to samplers."""
+        self._iterator = None
+        for sampler in self._random_samplers():
+            if not self._is_own(sampler):
+                sampler.generator = None
+        self._keyed = {}
+
+    def _open(self) -> tuple[Any, Any] | PassEnd:
+        position = self._position
+        for _ in range(_MAX_OPENINGS):
+            epochs = self._enter_pass(position)
+            if position.loader_state is not None:
+                self._loader.load_state_dict(position.loader_state)
+            self._iterator = iterator = iter(self._loader)
+            if position.loader_state is None:
+                self._skip(iterator, position)
+            self._num_batches = position.num_batches
+            first = self._fetch(iterator)
+            # A sampler reads its epoch when the first index is drawn: a trainer's set_epoch may have come between.
+            if all(getattr(sampler, "epoch", None) == epoch for sampler, epoch in epochs):
+                break
+        return first
+
+    def _enter_pass(self, position: Position) -> list[tuple[Any, Any]]:
+        """Set the pass number and the generators. Returns the samplers and the epoch each then has."""
+        key = derive_key(self._seed, _ORDER, position.pass_index)
+        states = list(position.start_states or [])
+        for sampler in self._random_samplers():
+            if self._is_own(sampler):
+                if states:
+                    sampler.generator.set_state(states.pop(0))
+                continue
+            generator = self._keyed.setdefault(id(sampler), torch.Generator())
+            generator.manual_seed(key)
+            sampler.generator = generator
+        samplers = _samplers(self._loader)
+        holders = {id(h): h for h in (self._loader, *samplers, getattr(self._loader, "dataset", None))}
+        for holder in holders.values():
+            if callable(set_epoch := getattr(holder, "set_epoch", None)):
+                set_epoch(position.pass_index)
+        return [(sampler, getattr(sampler, "epoch", None)) for sampler in samplers]
+
+    def _skip(self, iterator: Iterator[Any], position: Position) -> None:
+        for at in range(position.num_batches):
+            if next(iterator, self) is self:
+                raise ValueError(
+                    f"pass {position.pass_index} of the loader ended after {at} batches, but the state was saved "
+                    f"after {position.num_batches}: the data set has changed, or it cannot be iterated twice"
+                )
+
+    def _fetch(self, iterator: Iterator[Any]) -> tuple[Any, Any] | PassEnd:
+        before = _global_random_state() if self._warn_of_global_randomness else None
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            pass_index = self._position.pass_index
+            if self._num_batches == 0:
+                raise ValueError(
+                    f"the loader is empty: pass {pass_index} had no batch. Expected at least one (a data set "
+                    "smaller than one batch with drop_last=True? an iterator that is used up?)"
+                ) from None
+            self.seek(Position(pass_index + 1, start_states=self.start_states()))
+            return PassEnd(self._position)
+        self._warn_if_changed(before)
+        self._num_batches += 1
+        return batch, self._loader.state_dict() if self._has_state else None
+
+    def _warn_if_changed(self, before: Any) -> None:
+        """Once, if fetching the first batch moved the global random state."""
+        if before is not None:
+            self._warn_of_global_randomness = False
+            if before != _global_random_state():
+                warnings.warn(
+                    "the data set draws from the global random state, and with num_workers=0 it does so in "
+                    "stretto's background thread: neither its numbers nor yours are then reproducible. Use "
+                    "num_workers >= 1, or a generator of the data set's own",
+                    stacklevel=2,
+                )
+
+    def _random_samplers(self) -> list[Any]:
+        """Everything whose `generator` decides an order; the DataLoader itself seeds its workers from one."""
+        loaders = [self._loader] if isinstance(self._loader, DataLoader) else []
+        return [holder for holder in (*loaders, *_samplers(self._loader)) if _has_generator(holder)]
+
+    def _is_own(self, sampler: Any) -> bool:
+        """Whether the sampler has a generator that is not ours."""
+        return sampler.generator is not None and sampler.generator is not self._keyed.get(id(sampler))
+
+
+def _samplers(loader: Any) -> list[Sampler[Any]]:
+    """The loader's samplers, outermost first, each once."""
+    found: dict[int, Any] = {}
+    rest = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
+    while rest:
+        sampler = rest.pop(0)
+        if sampler is not None and id(sampler) not in found:
+            found[id(sampler)] = sampler
+            rest += [getattr(sampler, name, None) for name in ("batch_sampler", "sampler")]
+    return list(found.values())
+
+
+def is_unsharded(loader: Any) -> bool:
+    """Whether the loader surely reads all the data on every rank: its sampler is one of torch's simple ones."""
+    simple = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return type(getattr(loader, "sampler", None)) in simple
+
+
+def _has_generator(holder: Any) -> bool:
+    """Whether a torch generator decides the order; None stands for the global one."""
+    return isinstance(getattr(holder, "generator", holder), torch.Generator | None)
+
+
+def _global_random_state() -> tuple[Any, ...]:
+    state: Any = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), state["key"].tobytes(), state["pos"], random.getstate()

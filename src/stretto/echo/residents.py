@@ -1,0 +1,177 @@
+"""The residents: a plan and a buffer kept in step, and the rules by which fresh batches are admitted.
+
+A number as factor admits by counts alone. While the buffer fills, at most `FILL_RATE / e` batches an update
+(never more than one); once it is full, a batch whenever a whole one fits. "auto" admits what is ready, one
+batch an update, and makes room by evicting the residents with the most uses.
+
+FILL_RATE is measured (benchmarks/fill_rate.py): at 1 / e the buffer never grows beyond a batch and every
+update draws the same examples; at one an update the run waits for the loader until the buffer is full.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.echo.buffer import Buffer, Prepared
+from stretto.echo.factor import num_uses
+from stretto.echo.plan import Draw, IntArray, Plan
+from stretto.echo.state import to_plain
+
+FILL_RATE = 2.0
+
+
+@dataclass(slots=True)
+class Drawn:
+    """One update's batch, with what it says about the plan."""
+
+    batch: Any
+    num_items: int
+    num_duplicates: int
+    sum_lag: int
+
+
+class Residents:
+    """Examples (or batches) that can be drawn.
+
+    Args:
+        buffer: where they are.
+        factor: uses of an item; None for "auto".
+        max_factor: the most uses of an item.
+        seed: of the plan and of fractional uses.
+    """
+
+    def __init__(self, buffer: Buffer, factor: float | None, max_factor: int, seed: int) -> None:
+        self.buffer = buffer
+        self.batch_size = buffer.batch_size
+        self._factor = factor
+        self._seed = seed
+        max_uses = max_factor if factor is None else math.ceil(factor)
+        self._plan = Plan(buffer.num_slots, max_uses, seed)
+        self._is_filling = True
+        self._fill_rate = min(1.0, FILL_RATE / factor) if factor else 1.0
+        self._fill_credit = 1.0
+        self._usual_size = 0
+
+    @property
+    def num_live(self) -> int:
+        """Items that can be drawn."""
+        return self._plan.num_live
+
+    @property
+    def num_updates(self) -> int:
+        """Draws so far."""
+        return self._plan.num_updates
+
+    @property
+    def due_uses(self) -> int:
+        """Uses still due: all that are left with a number as factor, one for each unused item under "auto"."""
+        return self._plan.num_unused if self._factor is None else self._plan.uses_left
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there are fewer than a batch of distinct items."""
+        return self._plan.num_live < self.batch_size
+
+    def asks(self) -> bool:
+        """Whether this update needs one more fresh batch first (number as factor)."""
+        if self.is_short:
+            return True
+        if self.buffer.excess(self._usual_size, self.num_live):
+            self._is_filling = False
+            return False
+        return not self._is_filling or self._fill_credit >= 1
+
+    def fits(self, prepared: Prepared, *, evict: bool) -> bool:
+        """Whether the batch can be admitted now, if need be after evicting residents that have been used."""
+        if self.is_short:
+            return True
+        while excess := self.buffer.excess(prepared.size, self.num_live):
+            freed = self._plan.evict(excess) if evict else None
+            if freed is None:
+                return False
+            self.buffer.free(freed)
+        return True
+
+    def admit(self, prepared: Prepared, slots: IntArray | None, pass_index: int, start: int) -> None:
+        """Make a fresh batch resident; `slots` if it was copied there already.
+
+        `start` is the index of its first item in the pass.
+        """
+        count = prepared.num_items
+        if slots is None:
+            if self.buffer.is_staged and count > self._plan.num_free:
+                raise ValueError(
+                    f"a batch of {count} examples arrived, the first one had {self.batch_size}: the buffer has "
+                    f"no room for it besides {self.num_live} residents. Ask for a larger buffer"
+                )
+            slots = self._plan.lend(count)
+            self.buffer.put(slots, prepared)
+        elif len(slots) > count:
+            self._plan.give_back(slots[count:])
+            slots = slots[:count]
+        uses: IntArray | int = self._plan.max_uses
+        if self._factor is not None:
+            uses = num_uses(self._factor, self._seed, pass_index, start, count)
+        self._plan.admit(slots, uses)
+        self._usual_size = self._usual_size or prepared.size
+        self._fill_credit = max(0.0, self._fill_credit - 1)
+
+    def lend(self) -> IntArray | None:
+        """Free slots for another thread to copy the next batch into, if there are enough for one."""
+        if self.buffer.is_staged and self._plan.num_free >= self.batch_size:
+            return self._plan.lend(self.batch_size)
+        return None
+
+    def give_back(self, slots: IntArray) -> None:
+        """Return lent slots."""
+        self._plan.give_back(slots)
+
+    def draw(self) -> Drawn:
+        """A batch of distinct residents at random."""
+        return self._take(self._plan.draw(self.batch_size))
+
+    def drain(self) -> Drawn:
+        """A batch that empties the buffer evenly: the residents with the most uses left first."""
+        most = self._plan.num_live if self._factor is None else self._plan.uses_left
+        return self._take(self._plan.draw_most_left(min(self.batch_size, most)))
+
+    def clear(self) -> int:
+        """Forget every resident; returns the uses that were due."""
+        due = self.due_uses
+        self.buffer.free(self._plan.clear())
+        self._refill()
+        return due
+
+    def state_dict(self, *, with_buffer: bool) -> dict[str, Any]:
+        """Uses, order and counters, with the items themselves if asked for."""
+        return {
+            "batch_size": self.batch_size,
+            "plan": self._plan.state_dict(),
+            "is_filling": self._is_filling,
+            "fill_credit": self._fill_credit,
+            "usual_size": self._usual_size,
+            "buffer": to_plain(self.buffer.save(self._plan.live), "state['buffer']") if with_buffer else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> int:
+        """Restore unused residents; returns the uses lost because the state holds no items."""
+        slots = self._plan.load_state_dict(state["plan"])
+        self._is_filling = state["is_filling"]
+        self._fill_credit = state["fill_credit"]
+        self._usual_size = state["usual_size"]
+        if state["buffer"] is None:
+            due = self.due_uses
+            self._plan.clear()
+            self._refill()
+            return due
+        self.buffer.restore(slots, state["buffer"])
+        return 0
+
+    def _refill(self) -> None:
+        self._is_filling, self._fill_credit = True, 1.0
+
+    def _take(self, draw: Draw) -> Drawn:
+        batch = self.buffer.take(draw.slots, last_use=len(draw.freed) > 0)
+        self.buffer.free(draw.freed)
+        self._fill_credit = min(1.0, self._fill_credit + self._fill_rate)
+        return Drawn(batch, len(draw.slots), draw.num_duplicates, draw.sum_lag)

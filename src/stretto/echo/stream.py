@@ -1,0 +1,207 @@
+"""The stream of fresh batches into the residents, across passes, and what is drawn from them."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from stretto.echo.buffer import BatchList, Bound, Buffer, TensorPool
+from stretto.echo.factor import default_max_factor
+from stretto.echo.lengths import updates_per_epoch
+from stretto.echo.passes import Passes, Position
+from stretto.echo.residents import Drawn, Residents
+from stretto.echo.settings import Settings
+from stretto.echo.state import to_plain
+from stretto.echo.stats import Clock, Counters
+from stretto.echo.upstream import Failure, Fresh, Upstream
+
+
+class Stream:
+    """Admits fresh batches by the factor's rule and draws updates. One thread, the consumer's, calls it.
+
+    `position` says what has been admitted: the pass, how many of its batches, and the loader's own state after
+    the last of them. Batches that were fetched but not admitted are fetched again after a restart.
+    """
+
+    def __init__(self, loader: Any, settings: Settings, counters: Counters, clock: Clock) -> None:
+        self._loader = loader
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+        self._passes = Passes(loader, settings.seed)
+        self.upstream = Upstream(self._passes, run_on=settings.carry_over)
+        self.residents: Residents | None = None
+        self.position = Position(0)
+        self.has_begun = False
+        self.pass_is_over = False
+        """Of an epoch that is one pass: nothing more is admitted."""
+        self.items_per_pass: int | None = None
+        """Known once a pass is over."""
+        self._items_in_pass = 0
+        self._has_failed = False
+        self._restored: dict[str, Any] | None = None
+
+    def start(self) -> None:
+        """Fetch in the background from the present position on."""
+        if not self.has_begun or self._has_failed:
+            if not self.has_begun:
+                self.position.start_states = self._passes.start_states()
+            self.upstream.seek(self.position)
+            self.has_begun, self._has_failed = True, False
+        if not self.pass_is_over:
+            self.upstream.start()
+
+    def draw(self) -> Drawn | None:
+        """One update's batch; None at the end of an epoch that is one pass. Waits as the factor's rule says.
+
+        Raises what the loader raised when the update needs the batch that failed.
+        """
+        residents = self.residents or self._make_residents()
+        if residents is None:
+            return None
+        self._admit(residents)
+        if not self.pass_is_over:
+            drawn = residents.draw()
+        elif self._settings.carry_over:
+            return None
+        else:
+            drop_last = self._settings.factor != "auto" and getattr(self._loader, "drop_last", False)
+            if residents.due_uses < (residents.batch_size if drop_last else 1):
+                self.drop_residents()
+                return None
+            drawn = residents.drain()
+        self._counters.drew(drawn.num_items, drawn.num_duplicates, drawn.sum_lag)
+        return drawn
+
+    def abandon_pass(self) -> None:
+        """An epoch was left early: without `carry_over` the rest of its pass is dropped."""
+        if self._settings.carry_over:
+            return
+        if not self.pass_is_over and self.position.num_batches:
+            self.upstream.stop(None)
+            start_states = self._passes.start_states()
+            self.position = Position(self.position.pass_index + 1, start_states=start_states)
+            self.upstream.seek(self.position)
+            self._items_in_pass = 0
+        self.drop_residents()
+
+    def drop_residents(self) -> None:
+        """Forget what is resident, counting the uses that were due."""
+        if self.residents is not None:
+            self._counters.dropped_uses += self.residents.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and the residents with or without their contents."""
+        position = self.position
+        if position.start_states is None:
+            position = replace(position, start_states=self._passes.start_states())
+        residents = self._restored
+        if self.residents is not None:
+            residents = self.residents.state_dict(with_buffer=self._settings.checkpoint_buffer)
+        state = {
+            "position": asdict(position),
+            "has_begun": self.has_begun,
+            "pass_is_over": self.pass_is_over,
+            "items_per_pass": self.items_per_pass,
+            "items_in_pass": self._items_in_pass,
+        }
+        return {**to_plain(state), "residents": residents}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was saved. Raises ValueError if the loader's order cannot be made again."""
+        if state["has_begun"]:
+            self._passes.check_replayable()
+        self.position = Position(**state["position"])
+        self.upstream.seek(self.position)
+        self.upstream.attach(None)
+        self.has_begun = state["has_begun"]
+        self.pass_is_over = state["pass_is_over"]
+        self.items_per_pass = state["items_per_pass"]
+        self._items_in_pass = state["items_in_pass"]
+        self._has_failed = False
+        self.residents, self._restored = None, state["residents"]
+
+    def _admit(self, residents: Residents) -> None:
+        """Admit what the rule asks for before an update."""
+        is_auto = self._settings.factor == "auto"
+        has_admitted = False
+        while not self.pass_is_over:
+            is_short = residents.is_short
+            if not (is_short or (not has_admitted if is_auto else residents.asks())):
+                return
+            fresh = self._head(wait=is_short or not is_auto)
+            if fresh is None:
+                return
+            fresh.prepared = prepared = fresh.prepared or residents.buffer.prepare(fresh.batch)
+            if not residents.fits(prepared, evict=is_auto):
+                return
+            self._admit_head(residents, fresh)
+            has_admitted = True
+
+    def _admit_head(self, residents: Residents, fresh: Fresh) -> None:
+        self.upstream.pop()
+        assert fresh.prepared is not None
+        num_items = fresh.prepared.num_items
+        if fresh.slots is None and (spare := self.upstream.reclaim()) is not None:
+            residents.give_back(spare)
+        residents.admit(fresh.prepared, fresh.slots, self.position.pass_index, self._items_in_pass)
+        if not self.upstream.has_spare and (spare := residents.lend()) is not None:
+            self.upstream.lend(spare)
+        self._items_in_pass += num_items
+        self.position = replace(
+            self.position, num_batches=self.position.num_batches + 1, loader_state=fresh.loader_state
+        )
+        self._counters.fresh_batches += 1
+        self._counters.fresh_items += num_items
+
+    def _head(self, *, wait: bool) -> Fresh | None:
+        """The next fresh batch; None if there is none yet, or the pass is over and the epoch with it."""
+        while True:
+            item = self.upstream.head(wait=False)
+            if item is None and wait:
+                self._clock.drawn()
+                item = self.upstream.head(wait=True)
+                self._clock.waited()
+            if item is None or isinstance(item, Fresh):
+                return item
+            self.upstream.pop()
+            if isinstance(item, Failure):
+                self._has_failed = True
+                raise item.error
+            self.position = item.next_start
+            self.items_per_pass, self._items_in_pass = self._items_in_pass, 0
+            if updates_per_epoch(self._loader, self._settings) is None:
+                self.pass_is_over = True
+                return None
+
+    def _make_residents(self) -> Residents | None:
+        """Make the buffer after the example of the first batch, and restore what a state held."""
+        self.upstream.start()
+        template = self._head(wait=True)
+        if template is None:
+            if self._settings.carry_over or self._restored is None:
+                return None
+            # A state from the end of a pass: what its batches look like is read off the next pass.
+            self.upstream.start()
+            item = self.upstream.head(wait=True)
+            if isinstance(item, Failure):
+                raise item.error
+            assert isinstance(item, Fresh)
+            template = item
+        settings = self._settings
+        buffer: Buffer
+        bound, device = Bound.parse(settings.buffer), settings.device
+        assert device is None or isinstance(device, torch.device)
+        if settings.unit == "batch":
+            buffer = BatchList(template.batch, bound, device, copy=settings.copy)
+        else:
+            batch_size = self._restored["batch_size"] if self._restored else None
+            buffer = TensorPool(template.batch, bound, device, batch_size)
+        factor = None if settings.factor == "auto" else settings.factor
+        max_factor = settings.max_factor or default_max_factor(buffer.batch_size)
+        self.residents = residents = Residents(buffer, factor, max_factor, settings.seed)
+        self.upstream.attach(buffer)
+        if self._restored is not None:
+            self._counters.dropped_uses += residents.load_state_dict(self._restored)
+            self._restored = None
+        return residents

@@ -1,0 +1,133 @@
+"""Batches as trees: taking any nesting apart into leaves and building the same types again.
+
+torch's pytree knows dict, list, tuple, NamedTuple and what is registered with it (dataclasses, say). Mapping
+classes it does not know (UserDict, Hugging Face's BatchEncoding, a dict subclass) are taken apart by key and
+rebuilt in their type. Everything else is a leaf.
+"""
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass(slots=True, eq=False)
+class Structure:
+    """The shape of a tree without its leaves."""
+
+    spec: pytree.TreeSpec
+    mappings: dict[int, tuple[Any, "Structure"]]
+    """Children of `spec` that are mappings unknown to pytree: an emptied copy and the structure inside."""
+    paths: list[str]
+    """Where each leaf stands, such as "[0]['image']"."""
+
+    def is_like(self, other: "Structure") -> bool:
+        """Whether both have the same containers, types and keys."""
+        if self.spec != other.spec or self.mappings.keys() != other.mappings.keys():
+            return False
+        pairs = [(self.mappings[at], other.mappings[at]) for at in self.mappings]
+        return all(type(a) is type(b) and mine.is_like(theirs) for (a, mine), (b, theirs) in pairs)
+
+    def build(self, leaves: list[Any]) -> Any:
+        """The tree of this structure with `leaves`, in the order of `paths`."""
+        if not self.mappings:
+            return pytree.tree_unflatten(leaves, self.spec)
+        rest = iter(leaves)
+        children: list[Any] = []
+        for at in range(self.spec.num_leaves):
+            if at in self.mappings:
+                shell, inner = self.mappings[at]
+                content = inner.build([next(rest) for _ in inner.paths])
+                children.append(_fill(shell, content))
+            else:
+                children.append(next(rest))
+        return pytree.tree_unflatten(children, self.spec)
+
+
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """Take `tree` apart: its leaves, and the structure that builds it again."""
+    pairs, spec = pytree.tree_flatten_with_path(tree)
+    leaves: list[Any] = []
+    paths: list[str] = []
+    mappings: dict[int, tuple[Any, Structure]] = {}
+    for at, (path, child) in enumerate(pairs):
+        where = pytree.keystr(path)
+        if isinstance(child, Mapping):
+            inner_leaves, inner = flatten(dict(child))
+            mappings[at] = (_fill(child, dict.fromkeys(child)), inner)
+            leaves += inner_leaves
+            paths += [where + inside for inside in inner.paths]
+        else:
+            leaves.append(child)
+            paths.append(where)
+    return leaves, Structure(spec, mappings, paths)
+
+
+def clone(tree: Any) -> Any:
+    """A copy that shares no memory with `tree`, all types kept."""
+    leaves, structure = flatten(tree)
+    return structure.build([_clone_leaf(leaf) for leaf in leaves])
+
+
+def count_bytes(tree: Any) -> int:
+    """Bytes of the tensors, arrays and strings in `tree`, also of those in the attributes of custom objects."""
+    total = 0
+    seen: set[int] = set()
+    rest = [tree]
+    while rest:
+        for leaf in pytree.tree_leaves(rest.pop()):
+            if isinstance(leaf, torch.Tensor | np.ndarray):
+                total += leaf.nbytes
+            elif isinstance(leaf, str | bytes | bytearray):
+                total += len(leaf)
+            elif isinstance(leaf, Mapping):
+                rest.append(dict(leaf))
+            elif hasattr(leaf, "__dict__") and not isinstance(leaf, type) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                rest.append(dict(vars(leaf)))
+    return total
+
+
+def describe(tree: Any) -> str:
+    """The containers of `tree` down to lists and leaves, such as "{'image': ., 'target': (., list)}".
+
+    The length of a list is left out: it often counts the examples.
+    """
+    if isinstance(tree, Mapping):
+        inside = ", ".join(f"{key!r}: {describe(value)}" for key, value in tree.items())
+        return f"{'' if type(tree) is dict else type(tree).__name__}{{{inside}}}"
+    if isinstance(tree, tuple):
+        name = type(tree).__name__ if hasattr(tree, "_fields") else ""
+        return f"{name}({', '.join(describe(value) for value in tree)})"
+    return "list" if isinstance(tree, list) else "."
+
+
+def _clone_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if hasattr(leaf, "clone"):  # batch classes with a cheaper copy of their own, such as PyG's Data
+        return leaf.clone()
+    return copy.deepcopy(leaf)
+
+
+def _fill(shell: Any, content: dict[Any, Any]) -> Any:
+    """A copy of the mapping `shell` (its type and attributes) that holds `content` under its keys."""
+    if not isinstance(shell, MutableMapping):
+        return type(shell)(content)
+    filled = copy.copy(shell)
+    for key, value in content.items():
+        filled[key] = value
+    return filled
+
+
+def move(tree: Any, device: torch.device) -> Any:
+    """`tree` with its tensors on `device`; objects with a `to` method (custom batches) are asked to move."""
+    leaves, structure = flatten(tree)
+    moved = [leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf for leaf in leaves]
+    return structure.build(moved)

@@ -1,0 +1,202 @@
+"""The background thread that keeps the next fresh batches ready while the accelerator works.
+
+    Passes -> [fetch] -> ready: at most 2 (prepared; the first copied into slots lent by the consumer) -> consumer
+
+The thread runs only while it is wanted: it ends after the fetch in hand when an iteration is over, and the next
+one continues with the same open iterator. It holds no reference to the EchoLoader, so that one which is
+forgotten can be collected, which ends the thread.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.echo.buffer import Buffer, Prepared
+from stretto.echo.passes import PassEnd, Passes, Position
+from stretto.echo.plan import IntArray
+
+_DEPTH = 2
+
+
+@dataclass(slots=True)
+class Fresh:
+    """A batch from the loader, with the loader's own state after it."""
+
+    batch: Any
+    loader_state: Any
+    prepared: Prepared | None = None
+    slots: IntArray | None = None
+    """Where the batch already is in the buffer."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """What the loader raised."""
+
+    error: BaseException
+
+
+Item = Fresh | PassEnd | Failure
+
+
+class Upstream:
+    """Fetches ahead of one consumer. All methods are called by the consumer.
+
+    Args:
+        passes: where batches come from.
+        run_on: whether the next pass begins right after a pass's end, or only at the next `start`.
+    """
+
+    def __init__(self, passes: Passes, *, run_on: bool) -> None:
+        self._passes = passes
+        self._run_on = run_on
+        self._changed = threading.Condition()
+        self._ready: deque[Item] = deque()
+        self._thread: threading.Thread | None = None
+        self._wanted = False
+        self._buffer: Buffer | None = None
+        self._spare: IntArray | None = None
+        self._staging: Fresh | None = None
+
+    def start(self) -> None:
+        """Fetch until told otherwise."""
+        with self._changed:
+            self._wanted = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stretto-upstream", daemon=True)
+                self._thread.start()
+
+    def stop(self, timeout_s: float | None = 0.0) -> bool:
+        """Let the thread end after the fetch in hand; wait for it up to `timeout_s` (None: as long as it takes).
+
+        Returns whether it has ended. Nothing fetched is lost: `start` goes on.
+        """
+        with self._changed:
+            self._wanted = False
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def seek(self, position: Position) -> None:
+        """Throw away what is ready and continue at `position`."""
+        self.stop(None)
+        self._ready.clear()
+        self._spare = None
+        self._passes.seek(position)
+
+    def attach(self, buffer: Buffer | None) -> None:
+        """Prepare batches for `buffer` from now on."""
+        with self._changed:
+            self._buffer = buffer
+
+    def head(self, *, wait: bool) -> Item | None:
+        """The next item, left where it is; None when there is none yet and `wait` is False."""
+        with self._changed:
+            while not self._ready and wait:
+                assert self._thread is not None, "nobody is fetching"
+                self._changed.wait()
+            return self._ready[0] if self._ready else None
+
+    def pop(self) -> None:
+        """Remove the item that `head` returned, once the thread has finished with it."""
+        with self._changed:
+            while self._staging is not None and self._staging is self._ready[0]:
+                self._changed.wait()
+            self._ready.popleft()
+            self._changed.notify_all()
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether slots are lent that are not in use yet."""
+        return self._spare is not None
+
+    def lend(self, slots: IntArray) -> None:
+        """Let the thread copy the next batch into `slots`, free ones of the buffer."""
+        with self._changed:
+            assert self._spare is None
+            self._spare = slots
+            self._changed.notify_all()
+
+    def reclaim(self) -> IntArray | None:
+        """Take back lent slots that are not in use yet."""
+        with self._changed:
+            spare, self._spare = self._spare, None
+            return spare
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread and drop the open iterator."""
+        if self.stop(timeout_s):
+            self._ready.clear()
+            self._passes.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._wanted and len(self._ready) >= _DEPTH and not self._can_stage():
+                    self._changed.wait()
+                if not self._wanted:
+                    self._thread = None
+                    return
+                item = self._take_to_stage()
+            if item is not None:
+                self._stage(*item)
+                continue
+            fetched = self._fetch()
+            with self._changed:
+                self._ready.append(fetched)
+                over = isinstance(fetched, Failure) or (isinstance(fetched, PassEnd) and not self._run_on)
+                if over:
+                    self._thread = None
+                self._changed.notify_all()
+                if over:
+                    return
+
+    def _can_stage(self) -> bool:
+        head = self._ready[0] if self._ready else None
+        return (
+            isinstance(head, Fresh)
+            and head.slots is None
+            and head.prepared is not None
+            and self._spare is not None
+            and head.prepared.num_items <= len(self._spare)
+        )
+
+    def _take_to_stage(self) -> tuple[Fresh, IntArray] | None:
+        if not self._can_stage():
+            return None
+        head, spare = self._ready[0], self._spare
+        assert isinstance(head, Fresh)
+        assert spare is not None
+        self._staging, self._spare = head, None
+        return head, spare
+
+    def _stage(self, item: Fresh, slots: IntArray) -> None:
+        assert self._buffer is not None
+        assert item.prepared is not None
+        error: BaseException | None = None
+        try:
+            self._buffer.put(slots[: item.prepared.num_items], item.prepared)
+        except BaseException as failure:
+            error = failure
+        with self._changed:
+            if error is not None:
+                self._ready[0] = Failure(error)
+            item.slots, item.batch, item.prepared.content = slots, None, None
+            self._staging = None
+            self._changed.notify_all()
+
+    def _fetch(self) -> Item:
+        try:
+            fetched = self._passes.next()
+            if isinstance(fetched, PassEnd):
+                return fetched
+            fresh = Fresh(*fetched)
+            if self._buffer is not None:
+                fresh.prepared = self._buffer.prepare(fresh.batch)
+            return fresh
+        except BaseException as error:  # every one of them belongs to the consumer
+            return Failure(error)
