@@ -1,0 +1,84 @@
+"""The conditions that the demonstration compares: where to echo, and how often."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from stretto.demo.job import Augment, Batch, CollateAndAugment
+from stretto.demo.reader import ShardDataset
+from stretto.echo.factor import Factor
+from stretto.echo.loader import EchoLoader, echo
+from stretto.echo.settings import Unit
+
+BATCH_SIZE = 128
+NUM_WORKERS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One way to feed the training job."""
+
+    name: str
+    title: str
+    factor: Factor | None = None
+    """None: the plain DataLoader, without stretto."""
+    unit: Unit = "example"
+    augments_each_use: bool = False
+    """True: the echo point lies before the augmentation; False: after it."""
+    max_factor: int | None = None
+    buffer_batches: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `stretto.echo` for this condition."""
+        assert self.factor is not None
+        per_batch = BATCH_SIZE if self.unit == "example" else 1
+        return {
+            "factor": self.factor,
+            "unit": self.unit,
+            "max_factor": self.max_factor,
+            "buffer": None if self.buffer_batches is None else self.buffer_batches * per_batch,
+        }
+
+    def feed(self, dataset: ShardDataset, seed: int) -> tuple[Iterable[Batch], EchoLoader | None]:
+        """The batches of this condition, over passes without end if echoed, and the EchoLoader if there is one."""
+        loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=BATCH_SIZE,
+            num_workers=NUM_WORKERS,
+            drop_last=True,
+            collate_fn=None if self.augments_each_use else CollateAndAugment(),
+            persistent_workers=True,
+        )
+        if self.factor is None:
+            return loader, None
+        augment = Augment(seed) if self.augments_each_use else None
+        echoed = echo(loader, augment=augment, seed=seed, **self.options())
+        return echoed, echoed
+
+
+def conditions(ratio: float) -> list[Condition]:
+    """The five conditions for R = `ratio`: no echo first, then every insertion point at e = R, then "auto"."""
+    factor = max(1.0, float(round(ratio)))
+    buffer = 16
+    return [
+        Condition(name="none", title="no echo"),
+        Condition(name="batch", title="batch echoing", factor=factor, unit="batch", buffer_batches=buffer),
+        Condition(name="after", title="examples, after augmentation", factor=factor, buffer_batches=buffer),
+        Condition(
+            name="before",
+            title="examples, before augmentation",
+            factor=factor,
+            augments_each_use=True,
+            buffer_batches=buffer,
+        ),
+        Condition(
+            name="auto",
+            title='"auto", before augmentation',
+            factor="auto",
+            augments_each_use=True,
+            max_factor=2 * round(factor),
+            buffer_batches=2 * buffer,
+        ),
+    ]
