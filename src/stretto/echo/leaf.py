@@ -26,8 +26,10 @@ def why_not_rows(leaf: Any) -> str:
 class PooledLeaf:
     """Storage for the rows of one leaf; what comes out has the type and memory format of what went in.
 
-    NumPy arrays are kept as rows of bytes, so any dtype without objects works. On the CPU rows are written
-    through a NumPy view whose elements are whole rows, because `index_copy_` on uint8 is ten times slower.
+    NumPy arrays are kept as rows of bytes, so any dtype without objects works. On the CPU rows go in and out
+    through a NumPy view of their bytes: `index_copy_` on uint8 is ten times slower, and `index_select` asks for
+    all of torch's threads, which makes it ten times slower whenever a loader's worker has one of their cores.
+    Both copies release the GIL, so that the training step and the thread that fetches go on meanwhile.
     """
 
     def __init__(self, example: Any, device: torch.device | None) -> None:
@@ -53,8 +55,8 @@ class PooledLeaf:
         """Make room for `num_slots` rows."""
         shape = (num_slots, *self._row_shape)
         self._pool = torch.empty(shape, dtype=self._tensor_dtype, device=self._device)
-        if self.is_on_cpu and self.row_bytes:
-            self._view = _row_view(self._pool)
+        if self.is_on_cpu:
+            self._rows = _as_bytes(self._pool)
 
     def describe(self, leaf: Any) -> str:
         """What has to be equal in all batches: type, dtype, and the shape of a row."""
@@ -68,17 +70,18 @@ class PooledLeaf:
             self._pool.index_copy_(
                 0, index.to(self._device, non_blocking=True), rows.to(self._device, non_blocking=True)
             )
-        elif self.row_bytes and len(slots):
-            self._view[slots] = _row_view(rows.cpu().contiguous())
+        else:
+            self._rows[slots] = _as_bytes(rows.cpu().contiguous())
 
     def take(self, slots: IntArray) -> Any:
         """The rows of `slots` in new memory."""
-        index = torch.from_numpy(slots)
-        if self._pin and self.is_on_cpu:
-            out = torch.empty((len(slots), *self._row_shape), dtype=self._tensor_dtype, pin_memory=True)
-            rows = torch.index_select(self._pool, 0, index, out=out)
+        if self.is_on_cpu:
+            shape = (len(slots), *self._row_shape)
+            rows = torch.empty(shape, dtype=self._tensor_dtype, pin_memory=self._pin)
+            np.take(self._rows, slots, axis=0, out=_as_bytes(rows), mode="clip")  # "raise" would copy twice
         else:
-            rows = torch.index_select(self._pool, 0, index.to(self._device, non_blocking=True))
+            index = torch.from_numpy(slots).to(self._device, non_blocking=True)
+            rows = torch.index_select(self._pool, 0, index)
         if self.is_array:
             return rows.numpy().view(self._dtype).reshape(len(slots), *self._shape)
         rows = rows.permute(self._inverse)
@@ -98,7 +101,8 @@ class PooledLeaf:
         return leaf.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()  # type: ignore[no-any-return]
 
 
-def _row_view(rows: torch.Tensor) -> NDArray[np.void]:
-    """A NumPy view of contiguous CPU rows, one element a row."""
-    as_bytes = rows.reshape(len(rows), -1).view(torch.uint8).numpy()
-    return as_bytes.view(np.dtype((np.void, as_bytes.shape[1])))[:, 0]
+def _as_bytes(rows: torch.Tensor) -> NDArray[np.uint8]:
+    """A view of contiguous CPU rows, shape [rows, bytes of a row]."""
+    row_bytes = rows.dtype.itemsize * rows.shape[1:].numel()
+    as_bytes: NDArray[np.uint8] = rows.unsqueeze(-1).view(torch.uint8).numpy()
+    return as_bytes.reshape(len(rows), row_bytes)
