@@ -110,7 +110,10 @@ class Plan:
         Each loses one use. `count` is at most `num_live`.
         """
         assert 0 < count <= self.num_live
-        drawn = self._use(self._distinct(self.num_live, count))
+        if count == 1:
+            drawn = self._use_one(int(self._random(1)[0] * self.num_live))
+        else:
+            drawn = self._use(self._distinct(self.num_live, count))
         self.num_updates += 1
         return drawn
 
@@ -141,7 +144,7 @@ class Plan:
         Returns their slots, or None and changes nothing when that would take one not used yet.
         """
         positions = self._ranked(count, range(1, self.max_uses), oldest=True)
-        return self._free(np.sort(positions)) if len(positions) == count else None
+        return self._free(positions) if len(positions) == count else None
 
     def clear(self) -> IntArray:
         """Free every resident; returns their slots."""
@@ -175,21 +178,36 @@ class Plan:
         left = self._left[positions] - 1
         self._left[positions] = left
         spent = positions[left == 0]
-        freed = self._free(np.sort(spent)) if len(spent) else spent
-        return Draw(slots, freed, sum_lag=lag)
+        return Draw(slots, self._free(spent) if len(spent) else spent, sum_lag=lag)
+
+    def _use_one(self, position: int) -> Draw:
+        """The same for one position, five times faster with numbers than with arrays of one."""
+        slots = self._slots[position : position + 1].copy()
+        lag = self.num_updates - int(self._born[position])
+        left = int(self._left[position]) - 1
+        self._left[position] = left
+        if left:
+            return Draw(slots, slots[:0], sum_lag=lag)
+        self.num_live = last = self.num_live - 1
+        self.num_free += 1
+        for column in (self._slots, self._left, self._born):
+            column[position] = column[last]
+        self._slots[last] = slots[0]
+        return Draw(slots, slots, sum_lag=lag)
 
     def _free(self, positions: IntArray) -> IntArray:
-        """Move sorted live positions to the free part, filling the holes from the end of the live part."""
+        """Move live positions to the free part, filling the holes from the end of the live part."""
         freed = self._slots[positions]
         live = self.num_live - len(positions)
-        split = int(np.searchsorted(positions, live))
-        holes = positions[:split]
-        if split:
+        holes: IntArray = positions
+        movers: IntArray | slice = slice(live, self.num_live)
+        is_hole = positions < live
+        if not is_hole.all():
             stays = np.ones(len(positions), dtype=bool)
-            stays[positions[split:] - live] = False
-            movers = live + np.flatnonzero(stays)
-            for column in (self._slots, self._left, self._born):
-                column[holes] = column[movers]
+            stays[positions[~is_hole] - live] = False
+            holes, movers = positions[is_hole], live + np.flatnonzero(stays)
+        for column in (self._slots, self._left, self._born):
+            column[holes] = column[movers]
         self._slots[live : self.num_live] = freed
         self.num_live = live
         self.num_free += len(positions)
@@ -214,23 +232,18 @@ class Plan:
 
     def _distinct(self, n: int, count: int) -> IntArray:
         """`count` distinct numbers below `n`, uniformly at random, in random order. O(count)."""
-        if count == 1:
-            return (self._random(1) * n).astype(np.int64)
         if n <= 4 * count:
             return np.argsort(self._random(n), kind="stable")[:count]
-        picks = np.empty(0, dtype=np.uint64)
-        while True:
+        picks = np.empty(0, dtype=np.int64)
+        while len(picks) < count:
             # Repeats are rare here (fewer than count / 8 expected): draw a few more and drop them.
             more = count - len(picks) + count * count // (2 * n) + 8
-            picks = np.concatenate([picks, (self._random(more) * n).astype(np.uint64)])
-            tagged = np.sort((picks << np.uint64(32)) | np.arange(len(picks), dtype=np.uint64))
-            value = tagged >> np.uint64(32)
-            first = np.ones(len(picks), dtype=bool)
-            np.not_equal(value[1:], value[:-1], out=first[1:])
-            order = np.sort(tagged[first] & np.uint64(0xFFFFFFFF))
-            picks = picks[order[:count]]
-            if len(picks) == count:
-                return picks.astype(np.int64)
+            picks = np.concatenate([picks, (self._random(more) * n).astype(np.int64)])
+            tagged = np.sort((picks << 32) | np.arange(len(picks)))
+            repeats = np.flatnonzero(tagged[1:] >> 32 == tagged[:-1] >> 32)
+            if len(repeats):
+                picks = np.delete(picks, tagged[repeats + 1] & 0xFFFFFFFF)
+        return picks[:count]
 
     def _random(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers of the stream."""
