@@ -151,7 +151,7 @@ class EchoLoader:
             raise TypeError(
                 f"the wrapped {loader_name} does not say how many examples a pass has: it is known after one pass"
             )
-        pass_index = stream.position.pass_index - stream.pass_is_over
+        pass_index = stream.position.pass_index - (stream.pass_is_over and self._is_in_epoch)
         return updates_in_pass(self._loader, settings, pass_index, num_items, batch_size)
 
     def __getattr__(self, name: str) -> Any:

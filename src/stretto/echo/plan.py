@@ -9,7 +9,7 @@ with the uses left and the update of admission beside it, by position. Nine byte
     lend(n)          n free slots leave the permutation, to be filled
     admit(slots)     they come back as live residents with their uses
     draw(n)          n distinct live residents at random; those without a use left become free; O(n)
-    draw_most_left(n)  the same, but the residents with the most uses left first (to empty the buffer)
+    draw_most_left(n, updates)  the same, but the residents with the most uses left first (to empty the buffer)
     evict(n)         n residents with the fewest uses left become free ("auto" only)
 
 Everything random comes from one counter-based stream, so the state is a few numbers and the live positions:
@@ -117,17 +117,20 @@ class Plan:
         self.num_updates += 1
         return drawn
 
-    def draw_most_left(self, count: int) -> Draw:
-        """Use `count` items, those with the most uses left first, at random among equals. O(num_live).
+    def draw_most_left(self, count: int, num_updates: int) -> Draw:
+        """Use up to `count` items, those with the most uses left first, at random among equals. O(num_live).
 
-        With fewer than `count` residents the same resident is used again, as often as it has uses left;
-        `count` is at most `uses_left`.
+        With fewer than `count` residents, those with more uses left than updates are used more than once.
+
+        Args:
+            count: items of a full batch.
+            num_updates: updates that are left, this one included.
         """
-        drawn: list[Draw] = []
-        missing = count
-        while missing:
-            assert self.num_live, "more draws than uses left"
-            positions = self._ranked(min(missing, self.num_live), range(self.max_uses, 0, -1), oldest=False)
+        assert self.num_live
+        drawn = [self._use(self._ranked(count, range(self.max_uses, 0, -1), oldest=False))]
+        missing = count - len(drawn[0].slots)
+        levels = range(self.max_uses, num_updates - 1, -1)
+        while missing and len(positions := self._ranked(missing, levels, oldest=False)):
             drawn.append(self._use(positions))
             missing -= len(positions)
         self.num_updates += 1

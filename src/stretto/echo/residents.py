@@ -130,10 +130,17 @@ class Residents:
         """A batch of distinct residents at random."""
         return self._take(self._plan.draw(self.batch_size))
 
-    def drain(self) -> Drawn:
-        """A batch that empties the buffer evenly: the residents with the most uses left first."""
-        most = self._plan.num_live if self._factor is None else self._plan.uses_left
-        return self._take(self._plan.draw_most_left(min(self.batch_size, most)))
+    def drain(self, *, drop_last: bool) -> Drawn | None:
+        """A batch that empties the buffer evenly: the residents with the most uses left first.
+
+        A resident is in it twice only if it has more uses left than there will be updates. Returns None when
+        no use is due, or with `drop_last` fewer than a batch (that does not apply to "auto").
+        """
+        due, size = self.due_uses, self.batch_size
+        if self._factor is None:
+            return self._take(self._plan.draw_most_left(min(size, self.num_live), 1)) if due else None
+        num_updates = due // size if drop_last else math.ceil(due / size)
+        return self._take(self._plan.draw_most_left(size, num_updates)) if num_updates else None
 
     def clear(self) -> int:
         """Forget every resident; returns the uses that were due."""

@@ -46,7 +46,7 @@ class Stream:
         if not self.has_begun or self._has_failed:
             if not self.has_begun:
                 self.position.start_states = self._passes.start_states()
-            self.upstream.seek(self.position)
+            self._seek()
             self.has_begun, self._has_failed = True, False
         if not self.pass_is_over:
             self.upstream.start()
@@ -61,15 +61,14 @@ class Stream:
             return None
         self._admit(residents)
         if not self.pass_is_over:
-            drawn = residents.draw()
+            drawn: Drawn | None = residents.draw()
         elif self._settings.carry_over:
             return None
         else:
-            drop_last = self._settings.factor != "auto" and getattr(self._loader, "drop_last", False)
-            if residents.due_uses < (residents.batch_size if drop_last else 1):
-                self.drop_residents()
-                return None
-            drawn = residents.drain()
+            drawn = residents.drain(drop_last=getattr(self._loader, "drop_last", False))
+        if drawn is None:
+            self.drop_residents()
+            return None
         self._counters.drew(drawn.num_items, drawn.num_duplicates, drawn.sum_lag)
         return drawn
 
@@ -81,7 +80,7 @@ class Stream:
             self.upstream.stop(None)
             start_states = self._passes.start_states()
             self.position = Position(self.position.pass_index + 1, start_states=start_states)
-            self.upstream.seek(self.position)
+            self._seek()
             self._items_in_pass = 0
         self.drop_residents()
 
@@ -153,6 +152,12 @@ class Stream:
         )
         self._counters.fresh_batches += 1
         self._counters.fresh_items += num_items
+
+    def _seek(self) -> None:
+        """Fetch from `position` on; what is ready is thrown away."""
+        for slots in self.upstream.seek(self.position):
+            if self.residents is not None:
+                self.residents.give_back(slots)
 
     def _head(self, *, wait: bool) -> Fresh | None:
         """The next fresh batch; None if there is none yet, or the pass is over and the epoch with it."""

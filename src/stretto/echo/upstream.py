@@ -81,12 +81,14 @@ class Upstream:
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def seek(self, position: Position) -> None:
-        """Throw away what is ready and continue at `position`."""
+    def seek(self, position: Position) -> list[IntArray]:
+        """Throw away what is ready and continue at `position`. Returns the slots that were lent."""
         self.stop(None)
+        lent = [item.slots for item in self._ready if isinstance(item, Fresh)] + [self._spare]
         self._ready.clear()
         self._spare = None
         self._passes.seek(position)
+        return [slots for slots in lent if slots is not None]
 
     def attach(self, buffer: Buffer | None) -> None:
         """Prepare batches for `buffer` from now on."""
@@ -183,9 +185,10 @@ class Upstream:
         except BaseException as failure:
             error = failure
         with self._changed:
-            if error is not None:
-                self._ready[0] = Failure(error)
-            item.slots, item.batch, item.prepared.content = slots, None, None
+            if error is None:
+                item.slots, item.batch, item.prepared.content = slots, None, None
+            else:
+                self._ready[0], self._spare = Failure(error), slots
             self._staging = None
             self._changed.notify_all()
 

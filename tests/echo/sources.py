@@ -1,0 +1,125 @@
+"""Loaders whose batches say where they come from, loaders that wait for the test, and ways to drive them."""
+
+import io
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from stretto import EchoLoader
+
+PATIENCE_S = 20
+
+
+def id_batches(num_batches: int, batch_size: int, *, last: int | None = None) -> list[torch.Tensor]:
+    """Batches of consecutive numbers, the last one with `last` rows."""
+    sizes = [batch_size] * (num_batches - 1) + [last or batch_size]
+    return list(torch.arange(sum(sizes)).split(sizes))
+
+
+def epoch(loader: Iterable[Any]) -> list[list[int]]:
+    """The batches of one epoch as lists."""
+    return [batch.tolist() for batch in loader]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    """All items in order."""
+    return [item for batch in batches for item in batch]
+
+
+def upstream_threads() -> list[threading.Thread]:
+    """The background threads that are alive."""
+    return [thread for thread in threading.enumerate() if thread.name == "stretto-upstream"]
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    """The numbers below n."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Rising:
+    """A loader without a length: the n-th pass has the numbers from 1000 * n on."""
+
+    def __init__(self, num_batches: int, batch_size: int) -> None:
+        self._batches = id_batches(num_batches, batch_size)
+        self.epoch = 0
+
+    def set_epoch(self, number: int) -> None:
+        self.epoch = number
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        start = 1000 * self.epoch
+        return iter([start + batch for batch in self._batches])
+
+
+class Gated:
+    """A loader that hands out one batch for each `release`, and all there are after a `with` block."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+        self._gate = threading.Semaphore(0)
+        self.is_open = False
+
+    def __enter__(self) -> "Gated":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.is_open = True
+        self.release()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            assert self.is_open or self._gate.acquire(timeout=PATIENCE_S), "the test released too few batches"
+            yield batch
+
+    def release(self, count: int = 1) -> None:
+        """Let `count` more batches go."""
+        self._gate.release(count)
+
+
+class Failing:
+    """A loader that raises `error` instead of batch `at`, until `repair` is called."""
+
+    def __init__(self, batches: list[Any], at: int, error: BaseException) -> None:
+        self._batches = batches
+        self._at = at
+        self._error: BaseException | None = error
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for at, batch in enumerate(self._batches):
+            if at == self._at and self._error is not None:
+                raise self._error
+            yield batch
+
+    def repair(self) -> None:
+        self._error = None
+
+
+def await_arrivals(loader: EchoLoader, count: int = 1) -> None:
+    """Return once `count` fetched batches (or the end of the pass) stand ready for admission."""
+    upstream = loader._stream.upstream
+    with upstream._changed:
+        assert upstream._changed.wait_for(lambda: len(upstream._ready) >= count, PATIENCE_S)
+
+
+def through_file(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint file gives back of `state`."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
