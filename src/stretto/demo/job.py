@@ -35,22 +35,15 @@ class Augment:
 
 
 def make_model(seed: int) -> nn.Module:
-    """A net of three convolutions with about 24,000 parameters; the seed decides its initial weights."""
+    """A net of two convolutions with about 21,000 parameters; the seed decides its initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            *_block(1, 16, stride=2),
-            *_block(16, 32, stride=2),
-            *_block(32, 64, stride=1),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(64, 10),
-        )
+        return nn.Sequential(*_block(1, 16), *_block(16, 32), nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
 
 
-def _block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+def _block(inputs: int, outputs: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     ]
@@ -64,7 +57,7 @@ def normalise(images: Tensor) -> Tensor:
 class Trainer:
     """A model with its optimizer. The learning rate is one and the same in all conditions."""
 
-    def __init__(self, seed: int, learning_rate: float = 0.05) -> None:
+    def __init__(self, seed: int, learning_rate: float = 0.02) -> None:
         self.model = make_model(seed)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate, momentum=0.9, nesterov=True)
 

@@ -26,8 +26,9 @@ def write_page(record: dict[str, Any], path: Path) -> None:
         "accuracy_fresh": _accuracy(go, record, "fresh_examples", "fresh examples"),
         "time": _time(go, record),
     }
+    config = {"displayModeBar": False, "responsive": True}
     parts = {
-        name: figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
+        name: figure.to_html(full_html=False, include_plotlyjs=False, config=config)
         for name, figure in figures.items()
     }
     source = (importlib.resources.files("stretto.demo") / "page.html.j2").read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def _accuracy(go: Any, record: dict[str, Any], clock: str, title: str) -> Any:
         figure.add_scatter(
             x=[point[clock] for point in points],
             y=[point["accuracy"] for point in points],
-            name=html.escape(run["title"]),
+            name=html.escape(run["title"], quote=False),
             legendgroup=run["condition"],
             showlegend=run["seed"] == 0,
             mode="lines",
@@ -77,7 +78,7 @@ def _time(go: Any, record: dict[str, Any]) -> Any:
     figure = go.Figure()
     rows = record["rows"][::-1]
     for part, title, colour in (
-        ("step_s", "update steps", "#2a9d6f"),
+        ("step_s", "update steps", "#33415c"),
         ("draw_s", "draw and augment", "#e9c46a"),
         ("wait_s", "waiting for data", "#c9ccd1"),
     ):
@@ -86,7 +87,7 @@ def _time(go: Any, record: dict[str, Any]) -> Any:
             mine = [run[part] for run in record["runs"] if run["condition"] == row["condition"]]
             means.append(sum(mine) / len(mine))
         figure.add_bar(
-            y=[html.escape(row["title"]) for row in rows],
+            y=[html.escape(row["title"], quote=False) for row in rows],
             x=means,
             name=title,
             orientation="h",
@@ -102,8 +103,8 @@ def _styled(figure: Any) -> Any:
     figure.update_layout(
         template="plotly_white",
         height=380,
-        margin={"l": 60, "r": 20, "t": 20, "b": 50},
-        legend={"orientation": "h", "y": 1.12},
+        margin={"l": 60, "r": 20, "t": 70, "b": 50},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         font={"family": "system-ui, sans-serif", "size": 13},
     )
     return figure

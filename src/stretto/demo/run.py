@@ -207,7 +207,10 @@ def summarise(ratio: float, target: float, rows: list[dict[str, Any]]) -> str:
         )
     echoed = [row for row in rows if row["condition"] != "none" and row["speedup"] is not None]
     if not echoed:
-        return f"R = {ratio:.2f}. No speed-up can be stated: no echo or every echoed run missed {target:g} %."
+        return (
+            f"R = {ratio:.2f}. No speed-up can be stated: that takes a run without echo and one with "
+            f"echo which both reach {target:g} %."
+        )
     best = max(echoed, key=lambda row: row["speedup"])
     return (
         f"R = {ratio:.2f}: the accelerator waits for {100 * (1 - 1 / ratio):.0f} % of the time without echoing. "
