@@ -18,7 +18,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     yield
-    gc.collect()
+    if upstream_threads():
+        gc.collect()
     for thread in upstream_threads():
         thread.join(10)
     assert upstream_threads() == []

@@ -108,7 +108,9 @@ def describe(tree: Any) -> str:
 
 def _clone_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
+        copied = leaf.clone()
+        vars(copied).update(vars(leaf))
+        return copied
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if hasattr(leaf, "clone"):  # batch classes with a cheaper copy of their own, such as PyG's Data
