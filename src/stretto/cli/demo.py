@@ -82,8 +82,9 @@ def demo(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Your own store, s3://... or http://..., holding shards; no server is started."),
+        typer.Option(help="Your own store, s3://... or http://...; no server is started."),
     ] = None,
+    upload: Annotated[bool, typer.Option("--upload", help="Write the shards to --store first.")] = False,
     max_updates: Annotated[int, typer.Option(help="A run that has not reached the target ends here.")] = 4000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the record here.")] = None,
     html_file: Annotated[Path, typer.Option("--html", help="Write the page here.")] = Path("stretto-demo.html"),
@@ -98,6 +99,7 @@ def demo(
             target=target,
             seeds=seeds,
             store=store,
+            upload=upload,
             names=None if only is None else [name.strip() for name in only.split(",")],
             max_updates=max_updates,
         )

@@ -22,8 +22,8 @@ def write_page(record: dict[str, Any], path: Path) -> None:
             f"the page needs plotly and jinja2, and {error.name} is missing: pip install 'stretto[report]'"
         ) from error
     figures = {
-        "accuracy_seconds": _accuracy(go, record, "seconds", "seconds of training"),
-        "accuracy_fresh": _accuracy(go, record, "fresh_examples", "fresh examples"),
+        "accuracy_seconds": accuracy_figure(go, record, "seconds", "seconds of training"),
+        "accuracy_fresh": accuracy_figure(go, record, "fresh_examples", "fresh examples"),
         "time": _time(go, record),
     }
     config = {"displayModeBar": False, "responsive": True}
@@ -39,7 +39,7 @@ def write_page(record: dict[str, Any], path: Path) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def _accuracy(go: Any, record: dict[str, Any], clock: str, title: str) -> Any:
+def accuracy_figure(go: Any, record: dict[str, Any], clock: str, title: str) -> Any:
     """Test accuracy against one of the two clocks, a line for each run."""
     figure = go.Figure()
     for run in record["runs"]:

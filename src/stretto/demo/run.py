@@ -28,7 +28,7 @@ from stretto.demo.server import ObjectStore
 from stretto.demo.shards import upload
 
 NO_GAIN_BELOW = 1.1  # R from which echoing can help
-_SHARD = 64
+_SHARD = BATCH_SIZE  # one request a batch
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,6 +42,8 @@ class Plan:
     target: float = 85.0
     seeds: int = 1
     store: str | None = None
+    upload: bool = False
+    """Write the shards to `store` first."""
     names: list[str] | None = None
     """Conditions to run; None for all."""
     max_updates: int = 4000
@@ -52,6 +54,8 @@ class Plan:
         for name, at_least in (("ratio", 0.1), ("target", 0), ("seeds", 1), ("max_updates", 1)):
             if not getattr(self, name) >= at_least:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least {at_least}")
+        if self.upload and self.store is None:
+            raise ValueError("upload without a store: say where to with --store s3://BUCKET/PREFIX")
         known = [condition.name for condition in conditions(self.ratio)]
         if unknown := set(self.names or []) - set(known):
             raise ValueError(f"unknown conditions {sorted(unknown)}: expected some of {known}")
@@ -100,6 +104,9 @@ def run(plan: Plan, display: Display) -> dict[str, Any]:
                 options["endpoint"] = link.endpoint
             else:
                 url, options = plan.store, {}
+                if plan.upload:
+                    display.say(f"uploading Fashion-MNIST to {url}")
+                    upload(open_store(url), fashion.train_images, fashion.train_labels, examples_per_shard=_SHARD)
             dataset = ShardDataset(url, batch_size=BATCH_SIZE, **options)
             index = dataset.index()
             display.say(f"{index.num_examples:,} examples in {len(index.shards)} objects at {url}")
