@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stretto import EchoLoader
+from stretto.echo.upstream import Fresh
 
 PATIENCE_S = 20
 
@@ -111,10 +112,14 @@ class Failing:
 
 
 def await_arrivals(loader: EchoLoader, count: int = 1) -> None:
-    """Return once `count` fetched batches (or the end of the pass) stand ready for admission."""
+    """Return once `count` fetched batches stand ready for admission, or the thread has ended."""
     upstream = loader._stream.upstream
+
+    def have_arrived() -> bool:
+        return sum(isinstance(item, Fresh) for item in upstream._ready) >= count or upstream._thread is None
+
     with upstream._changed:
-        assert upstream._changed.wait_for(lambda: len(upstream._ready) >= count, PATIENCE_S)
+        assert upstream._changed.wait_for(have_arrived, PATIENCE_S)
 
 
 def through_file(state: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from stretto.echo.buffer import BatchList, Bound, Buffer, TensorPool
 from stretto.echo.factor import default_max_factor
 from stretto.echo.lengths import updates_per_epoch
-from stretto.echo.passes import Passes, Position
+from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.residents import Drawn, Residents
 from stretto.echo.settings import Settings
 from stretto.echo.state import to_plain
@@ -44,7 +44,7 @@ class Stream:
     def start(self) -> None:
         """Fetch in the background from the present position on."""
         if not self.has_begun or self._has_failed:
-            if not self.has_begun:
+            if self.position.start_states is None:
                 self.position.start_states = self._passes.start_states()
             self._seek()
             self.has_begun, self._has_failed = True, False
@@ -179,20 +179,29 @@ class Stream:
                 self.pass_is_over = True
                 return None
 
+    def _peek(self) -> Fresh:
+        """The next fresh batch, whichever pass it is of; nothing is taken."""
+        self._clock.drawn()
+        self.upstream.start()
+        item = self.upstream.head(wait=True)
+        if isinstance(item, PassEnd):
+            self.upstream.start()
+            item = self.upstream.head(wait=True, at=1)
+        self._clock.waited()
+        if isinstance(item, Failure):
+            self._has_failed = True
+            raise item.error
+        assert isinstance(item, Fresh)
+        return item
+
     def _make_residents(self) -> Residents | None:
         """Make the buffer after the example of the first batch, and restore what a state held."""
-        self.upstream.start()
-        template = self._head(wait=True)
-        if template is None:
-            if self._settings.carry_over or self._restored is None:
+        if self._restored is None:
+            template = self._head(wait=True)
+            if template is None:
                 return None
-            # A state from the end of a pass: what its batches look like is read off the next pass.
-            self.upstream.start()
-            item = self.upstream.head(wait=True)
-            if isinstance(item, Failure):
-                raise item.error
-            assert isinstance(item, Fresh)
-            template = item
+        else:
+            template = self._peek()
         settings = self._settings
         buffer: Buffer
         bound, device = Bound.parse(settings.buffer), settings.device

@@ -95,13 +95,13 @@ class Upstream:
         with self._changed:
             self._buffer = buffer
 
-    def head(self, *, wait: bool) -> Item | None:
-        """The next item, left where it is; None when there is none yet and `wait` is False."""
+    def head(self, *, wait: bool, at: int = 0) -> Item | None:
+        """The next item (or the one after it, `at` 1), left where it is; None if it is not there and not waited for."""
         with self._changed:
-            while not self._ready and wait:
+            while len(self._ready) <= at and wait:
                 assert self._thread is not None, "nobody is fetching"
                 self._changed.wait()
-            return self._ready[0] if self._ready else None
+            return self._ready[at] if len(self._ready) > at else None
 
     def pop(self) -> None:
         """Remove the item that `head` returned, once the thread has finished with it."""
