@@ -57,7 +57,7 @@ def normalise(images: Tensor) -> Tensor:
 class Trainer:
     """A model with its optimizer. The learning rate is one and the same in all conditions."""
 
-    def __init__(self, seed: int, learning_rate: float = 0.02) -> None:
+    def __init__(self, seed: int, learning_rate: float = 0.005) -> None:
         self.model = make_model(seed)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate, momentum=0.9, nesterov=True)
 

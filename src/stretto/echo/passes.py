@@ -165,7 +165,20 @@ class Passes:
             return PassEnd(self._position)
         self._warn_if_changed(before)
         self._num_batches += 1
-        return batch, self._loader.state_dict() if self._has_state else None
+        return batch, self._read_state()
+
+    def _read_state(self) -> Any:
+        """The loader's own state, None if it has none."""
+        if not self._has_state:
+            return None
+        try:
+            return self._loader.state_dict()
+        except AttributeError:
+            # Accelerate's loaders have the method, but a state only around torchdata's StatefulDataLoader.
+            if not isinstance(getattr(self._loader, "base_dataloader", None), DataLoader):
+                raise
+            self._has_state = False
+            return None
 
     def _warn_if_changed(self, before: Any) -> None:
         """Once, if fetching the first batch moved the global random state."""
@@ -181,7 +194,8 @@ class Passes:
 
     def _random_samplers(self) -> list[Any]:
         """Everything whose `generator` decides an order; the DataLoader itself seeds its workers from one."""
-        loaders = [self._loader] if isinstance(self._loader, DataLoader) else []
+        inner = getattr(self._loader, "base_dataloader", None)  # Accelerate's loaders iterate another one
+        loaders = [loader for loader in (self._loader, inner) if isinstance(loader, DataLoader)]
         return [holder for holder in (*loaders, *_samplers(self._loader)) if _has_generator(holder)]
 
     def _is_own(self, sampler: Any) -> bool:
