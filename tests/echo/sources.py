@@ -1,5 +1,6 @@
 """Loaders whose batches say where they come from, loaders that wait for the test, and ways to drive them."""
 
+import copy
 import io
 import threading
 from collections.abc import Iterable, Iterator
@@ -60,6 +61,28 @@ class Rising:
     def __iter__(self) -> Iterator[torch.Tensor]:
         start = 1000 * self.epoch
         return iter([start + batch for batch in self._batches])
+
+
+class Counting:
+    """A loader with state that hands out its own live dict."""
+
+    def __init__(self) -> None:
+        self.state = {"next": torch.zeros((), dtype=torch.int64)}
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while (at := int(self.state["next"])) < 8:
+            self.state["next"] += 1
+            yield torch.arange(2 * at, 2 * at + 2)
+        self.state["next"].zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = copy.deepcopy(state)
 
 
 class Gated:
@@ -128,3 +151,18 @@ def through_file(state: dict[str, Any]) -> dict[str, Any]:
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+def state_after(loader: EchoLoader, num_updates: int) -> dict[str, Any]:
+    """The state after the first updates of an epoch; closes the loader."""
+    with loader:
+        iterator = iter(loader)
+        for _ in range(num_updates):
+            next(iterator)
+        return through_file(loader.state_dict())
+
+
+def rest_of_epoch(loader: EchoLoader, state: dict[str, Any]) -> list[Any]:
+    with loader:
+        loader.load_state_dict(state)
+        return [*loader]

@@ -20,7 +20,8 @@ import torch
 
 from stretto.echo.leaf import PooledLeaf, why_not_rows
 from stretto.echo.plan import IntArray
-from stretto.echo.tree import clone, count_bytes, describe, flatten, move
+from stretto.echo.state import to_plain
+from stretto.echo.tree import clone, count_bytes, describe, flatten, move, revive
 
 DEFAULT_BATCHES = 64
 DEFAULT_BYTES = 1 << 30
@@ -146,7 +147,7 @@ class TensorPool:
         for pool, leaf in zip(self._leaves, prepared.content, strict=True):
             pool.put(slots, leaf)
 
-    def take(self, slots: IntArray, *, last_use: bool = False) -> Any:  # noqa: ARG002
+    def take(self, slots: IntArray) -> Any:
         """A batch of the rows in `slots`, gathered into new memory."""
         return self.structure.build([leaf.take(slots) for leaf in self._leaves])
 
@@ -155,19 +156,17 @@ class TensorPool:
 
     def save(self, slots: IntArray) -> dict[str, Any]:
         """Leaf paths, and for each leaf one tensor with the rows of `slots`."""
-        return {"paths": self.structure.paths, "leaves": [leaf.take(slots) for leaf in self._leaves]}
+        paths = self.structure.paths
+        return {"paths": paths, "leaves": _to_plain([leaf.take(slots) for leaf in self._leaves], paths)}
 
-    def restore(self, slots: IntArray, state: dict[str, Any]) -> None:
+    def restore(self, slots: IntArray, state: dict[str, Any], example: Any) -> None:  # noqa: ARG002
         """Put saved rows back. Raises ValueError if paths, dtypes or shapes are not those of this pool."""
         _check_paths(state["paths"], self.structure.paths)
         leaves = []
         for pool, path, saved in zip(self._leaves, self.structure.paths, state["leaves"], strict=True):
             leaf = pool.from_saved(saved)
             if (found := pool.describe(leaf)) != pool.description:
-                raise ValueError(
-                    f"state: the buffer's leaf {path or 'itself'} was saved with {found} a row, the loader's "
-                    f"batches have {pool.description}"
-                )
+                raise ValueError(_changed_leaf(path, f"{found} a row", pool.description))
             leaves.append(leaf)
         self.put(slots, Prepared(len(slots), len(slots), leaves))
 
@@ -192,7 +191,7 @@ class BatchList:
         self._device = device
         self._copy = copy
         self._description = describe(batch)
-        self._template = flatten(batch)[1]
+        self._structure = flatten(batch)[1]
         self._batches: dict[int, tuple[Any, int]] = {}
         self.num_slots = DEFAULT_BATCHES
         self.num_bytes = 0
@@ -226,10 +225,10 @@ class BatchList:
         self._batches[int(slots[0])] = (batch, prepared.size)
         self.num_bytes += prepared.size
 
-    def take(self, slots: IntArray, *, last_use: bool = False) -> Any:
-        """The batch in the slot; its last use needs no copy."""
+    def take(self, slots: IntArray) -> Any:
+        """The batch in the slot. Its last use is a copy too: the loader may hand out the same batch again."""
         batch = self._batches[int(slots[0])][0]
-        return clone(batch) if self._copy and not last_use else batch
+        return clone(batch) if self._copy else batch
 
     def free(self, slots: IntArray) -> None:
         """Drop the batches in `slots`."""
@@ -238,7 +237,7 @@ class BatchList:
 
     def save(self, slots: IntArray) -> dict[str, Any]:
         """Leaf paths, and the leaves of each batch."""
-        paths = self._template.paths
+        paths = self._structure.paths
         saved = []
         for slot in slots.tolist():
             leaves, structure = flatten(self._batches[slot][0])
@@ -247,14 +246,23 @@ class BatchList:
                     f"state: a batch in the buffer has leaves {structure.paths}, another has {paths}; buffers "
                     "are saved only where all batches have the same leaves. Use checkpoint_buffer=False"
                 )
-            saved.append(clone(leaves))
+            saved.append(clone(_to_plain(leaves, paths)))
         return {"paths": paths, "leaves": saved}
 
-    def restore(self, slots: IntArray, state: dict[str, Any]) -> None:
-        """Put saved batches back. Raises ValueError if their paths are not those of the first batch."""
-        _check_paths(state["paths"], self._template.paths)
-        for slot, leaves in zip(slots, state["leaves"], strict=True):
-            self.put(np.array([slot]), self.prepare(clone(self._template.build(leaves))))
+    def restore(self, slots: IntArray, state: dict[str, Any], example: Any) -> None:
+        """Put saved batches back, in the types of `example`, one of the loader's batches.
+
+        Raises ValueError if paths or dtypes are not those of the example.
+        """
+        examples = flatten(example)[0]
+        paths = self._structure.paths
+        _check_paths(state["paths"], paths)
+        for slot, saved in zip(slots, state["leaves"], strict=True):
+            leaves = [revive(leaf, like) for leaf, like in zip(clone(saved), examples, strict=True)]
+            for path, leaf, like in zip(paths, leaves, examples, strict=True):
+                if (was := _kind(leaf)) != (now := _kind(like)):
+                    raise ValueError(_changed_leaf(path, was, now))
+            self.put(np.array([slot]), self.prepare(self._structure.build(leaves)))
 
 
 Buffer = TensorPool | BatchList
@@ -273,6 +281,20 @@ def _count_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
                 f"expected tensors or arrays with one common first dimension. {_INSTEAD}"
             )
     return len(leaves[0])
+
+
+def _to_plain(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
+    pairs = zip(leaves, paths, strict=True)
+    return [to_plain(leaf, f"state: the buffer's leaf {path or 'itself'}") for leaf, path in pairs]
+
+
+def _kind(leaf: Any) -> str:
+    """Type and dtype."""
+    return f"{type(leaf).__name__} of {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
+
+
+def _changed_leaf(path: str, saved: str, found: str) -> str:
+    return f"state: the buffer's leaf {path or 'itself'} was saved with {saved}, the loader's batches have {found}"
 
 
 def _check_paths(saved: Sequence[str], found: Sequence[str]) -> None:

@@ -28,17 +28,30 @@ def updates_in_pass(loader: Any, settings: Settings, pass_index: int, num_items:
     return uses // batch_size if getattr(loader, "drop_last", False) else math.ceil(uses / batch_size)
 
 
+def batch_size_of(loader: Any) -> int | None:
+    """Examples in the first batch of a list, or the loader's `batch_size`; None where only a pass will tell."""
+    if isinstance(loader, list | tuple):
+        return _count_rows(loader[0]) if loader else None
+    batch_size = getattr(loader, "batch_size", None)
+    return batch_size if isinstance(batch_size, int) else None
+
+
 def items_in_pass(loader: Any, settings: Settings) -> tuple[int | None, int | None]:
     """Items in a pass and items in its first batch, None where only a pass will tell."""
     if settings.unit == "batch":
         return loader_length(loader), 1
+    batch_size = batch_size_of(loader)
     if isinstance(loader, list | tuple):
-        rows = [len(flatten(batch)[0][0]) for batch in loader]
-        return sum(rows), rows[0]
-    batch_size = getattr(loader, "batch_size", None)
+        return sum(_count_rows(batch) or 0 for batch in loader), batch_size
     num_items = loader_length(getattr(loader, "sampler", None))
-    if not isinstance(batch_size, int) or num_items is None:
+    if batch_size is None or num_items is None:
         return None, None
     if getattr(loader, "drop_last", False):
         num_items -= num_items % batch_size
     return num_items, min(batch_size, num_items)
+
+
+def _count_rows(batch: Any) -> int | None:
+    """Rows of the batch's first leaf, if it has rows."""
+    leaves, _ = flatten(batch)
+    return len(leaves[0]) if leaves and hasattr(leaves[0], "__len__") else None

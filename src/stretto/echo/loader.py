@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from stretto.echo.factor import Factor
-from stretto.echo.lengths import items_in_pass, updates_in_pass, updates_per_epoch
+from stretto.echo.lengths import batch_size_of, items_in_pass, updates_in_pass, updates_per_epoch
 from stretto.echo.passes import is_unsharded
 from stretto.echo.settings import Settings, Unit, check_int, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
@@ -211,7 +211,7 @@ class EchoLoader:
             raise ValueError("this EchoLoader is closed: save its state before close()")
         return {
             "version": _VERSION,
-            "settings": to_plain(self._settings.for_state(self._loader)),
+            "settings": to_plain(self._settings.for_state(self._loader, batch_size_of(self._loader))),
             "epoch_update": self._epoch_update,
             "is_in_epoch": self._is_in_epoch,
             "counters": asdict(self._counters),
@@ -231,7 +231,7 @@ class EchoLoader:
                 f"the state has version {state.get('version')!r}, expected {_VERSION}: it was not saved by "
                 "EchoLoader.state_dict, or by another version of stretto"
             )
-        check_settings(state["settings"], self._settings.for_state(self._loader))
+        check_settings(state["settings"], self._settings.for_state(self._loader, batch_size_of(self._loader)))
         self._stream.load_state_dict(state["stream"])
         self._counters.load(state["counters"])
         self._epoch_update = state["epoch_update"]

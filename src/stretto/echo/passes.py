@@ -6,6 +6,7 @@ the start of the pass. So a pass can be made again to any position, and nothing 
 random state.
 """
 
+import copy
 import random
 import warnings
 from collections.abc import Iterator
@@ -92,8 +93,7 @@ class Passes:
     def check_replayable(self) -> None:
         """Raise ValueError if the order of the loader's sampler can be neither keyed nor restored."""
         for sampler in _samplers(self._loader):
-            known = isinstance(sampler, SequentialSampler | BatchSampler | _InfiniteConstantSampler)
-            if not (known or _has_generator(sampler) or hasattr(sampler, "set_epoch")):
+            if not (_adds_no_randomness(sampler) or _has_generator(sampler) or hasattr(sampler, "set_epoch")):
                 raise ValueError(
                     f"the order of {type(sampler).__name__} cannot be made again, so the state cannot be loaded: "
                     "expected a sampler with set_epoch(epoch) or with a generator attribute. Add one of them"
@@ -110,6 +110,7 @@ class Passes:
     def _open(self) -> tuple[Any, Any] | PassEnd:
         position = self._position
         for _ in range(_MAX_OPENINGS):
+            self._position = position
             epochs = self._enter_pass(position)
             if position.loader_state is not None:
                 self._loader.load_state_dict(position.loader_state)
@@ -168,11 +169,11 @@ class Passes:
         return batch, self._read_state()
 
     def _read_state(self) -> Any:
-        """The loader's own state, None if it has none."""
+        """A copy of the loader's own state, which may be one that it changes in place; None if it has none."""
         if not self._has_state:
             return None
         try:
-            return self._loader.state_dict()
+            return copy.deepcopy(self._loader.state_dict())
         except AttributeError:
             # Accelerate's loaders have the method, but a state only around torchdata's StatefulDataLoader.
             if not isinstance(getattr(self._loader, "base_dataloader", None), DataLoader):
@@ -213,6 +214,12 @@ def _samplers(loader: Any) -> list[Sampler[Any]]:
             found[id(sampler)] = sampler
             rest += [getattr(sampler, name, None) for name in ("batch_sampler", "sampler")]
     return list(found.values())
+
+
+def _adds_no_randomness(sampler: Any) -> bool:
+    """Whether the sampler is sequential or groups the indices of another one; a subclass may do anything."""
+    is_known = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata", "accelerate")
+    return is_known and isinstance(sampler, SequentialSampler | BatchSampler | _InfiniteConstantSampler)
 
 
 def is_unsharded(loader: Any) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 from stretto.echo.buffer import Buffer, Prepared
 from stretto.echo.factor import num_uses
 from stretto.echo.plan import Draw, IntArray, Plan
-from stretto.echo.state import to_plain
 
 FILL_RATE = 2.0
 
@@ -157,11 +156,14 @@ class Residents:
             "is_filling": self._is_filling,
             "fill_credit": self._fill_credit,
             "usual_size": self._usual_size,
-            "buffer": to_plain(self.buffer.save(self._plan.live), "state['buffer']") if with_buffer else None,
+            "buffer": self.buffer.save(self._plan.live) if with_buffer else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> int:
-        """Restore unused residents; returns the uses lost because the state holds no items."""
+    def load_state_dict(self, state: dict[str, Any], example: Any) -> int:
+        """Restore unused residents; returns the uses lost because the state holds no items.
+
+        `example` is one of the loader's batches.
+        """
         slots = self._plan.load_state_dict(state["plan"])
         self._is_filling = state["is_filling"]
         self._fill_credit = state["fill_credit"]
@@ -171,14 +173,14 @@ class Residents:
             self._plan.clear()
             self._refill()
             return due
-        self.buffer.restore(slots, state["buffer"])
+        self.buffer.restore(slots, state["buffer"], example)
         return 0
 
     def _refill(self) -> None:
         self._is_filling, self._fill_credit = True, 1.0
 
     def _take(self, draw: Draw) -> Drawn:
-        batch = self.buffer.take(draw.slots, last_use=len(draw.freed) > 0)
+        batch = self.buffer.take(draw.slots)
         self.buffer.free(draw.freed)
         self._fill_credit = min(1.0, self._fill_credit + self._fill_rate)
         return Drawn(batch, len(draw.slots), draw.num_duplicates, draw.sum_lag)

@@ -55,10 +55,9 @@ class Settings:
                     "pass, whose length follows from the loader. Use carry_over=True"
                 )
 
-    def for_state(self, loader: Any) -> dict[str, Any]:
+    def for_state(self, loader: Any, batch_size: int | None) -> dict[str, Any]:
         """What a state and the loader that loads it must have in common."""
         rank, world_size = rank_and_world_size()
-        batch_size = getattr(loader, "batch_size", None)
         return {
             "factor": self.factor,
             "unit": self.unit,
@@ -67,7 +66,7 @@ class Settings:
             "carry_over": self.carry_over,
             "updates_per_epoch": self.updates_per_epoch,
             "seed": self.seed,
-            "batch_size": batch_size if isinstance(batch_size, int) else None,
+            "batch_size": batch_size,
             "len(loader)": loader_length(loader),
             "rank": rank,
             "world_size": world_size,

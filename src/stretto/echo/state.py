@@ -28,7 +28,7 @@ def to_plain(value: Any, path: str = "state") -> Any:
         return tuple(to_plain(inner, f"{path}[{at}]") for at, inner in enumerate(value))
     if isinstance(value, list):
         return [to_plain(inner, f"{path}[{at}]") for at, inner in enumerate(value)]
-    advice = "Use checkpoint_buffer=False" if "['buffer']" in path else "Turn it into tensors or numbers"
+    advice = "Use checkpoint_buffer=False" if "buffer" in path else "Turn it into tensors or numbers"
     raise TypeError(
         f"{path} is {value!r:.60}, a {type(value).__name__}: states hold containers, numbers, strings and "
         f"tensors only, as torch.load(weights_only=True) demands. {advice}"

@@ -213,9 +213,10 @@ class Stream:
             buffer = TensorPool(template.batch, bound, device, batch_size)
         factor = None if settings.factor == "auto" else settings.factor
         max_factor = settings.max_factor or default_max_factor(buffer.batch_size)
-        self.residents = residents = Residents(buffer, factor, max_factor, settings.seed)
-        self.upstream.attach(buffer)
+        residents = Residents(buffer, factor, max_factor, settings.seed)
         if self._restored is not None:
-            self._counters.dropped_uses += residents.load_state_dict(self._restored)
+            self._counters.dropped_uses += residents.load_state_dict(self._restored, template.batch)
             self._restored = None
+        self.residents = residents
+        self.upstream.attach(buffer)
         return residents

@@ -118,6 +118,17 @@ def _clone_leaf(leaf: Any) -> Any:
     return copy.deepcopy(leaf)
 
 
+def revive(saved: Any, like: Any) -> Any:
+    """A leaf from a state, where it is a plain tensor or number, with the type and device of the leaf `like`."""
+    if isinstance(like, torch.Tensor) and isinstance(saved, torch.Tensor):
+        tensor = saved.to(like.device).as_subclass(type(like))
+        vars(tensor).update(vars(like))
+        return tensor
+    if isinstance(like, np.ndarray) and isinstance(saved, torch.Tensor):
+        return saved.numpy()
+    return type(like)(saved) if isinstance(like, np.generic) else saved
+
+
 def _fill(shell: Any, content: dict[Any, Any]) -> Any:
     """A copy of the mapping `shell` (its type and attributes) that holds `content` under its keys."""
     if not isinstance(shell, MutableMapping):

@@ -96,7 +96,7 @@ class Upstream:
             self._buffer = buffer
 
     def head(self, *, wait: bool, at: int = 0) -> Item | None:
-        """The next item (or the one after it, `at` 1), left where it is; None if it is not there and not waited for."""
+        """The next item, or the `at`-th behind it, left where it is; None when not there yet and not waited for."""
         with self._changed:
             while len(self._ready) <= at and wait:
                 assert self._thread is not None, "nobody is fetching"
