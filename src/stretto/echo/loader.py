@@ -101,6 +101,7 @@ class EchoLoader:
         self._clock = Clock()
         self._stream = Stream(loader, settings, self._counters, self._clock)
         self._epoch_update = 0
+        self._updates_in_epoch: int | None = None
         self._is_in_epoch = False
         self._is_resuming = False
         self._iteration = 0
@@ -124,6 +125,7 @@ class EchoLoader:
                 self._stream.abandon_pass()
             self._epoch_update, self._is_in_epoch = 0, True
             self._stream.pass_is_over = False
+        self._updates_in_epoch = updates_per_epoch(self._loader, self._settings)
         self._clock.ended()
         self._stream.start()
         self._iteration += 1
@@ -244,7 +246,7 @@ class EchoLoader:
             reason = "is closed" if self._is_closed else "has begun another iteration since"
             raise RuntimeError(f"this iterator is over: its EchoLoader {reason}")
         self._clock.asked()
-        is_over = not self._is_in_epoch or self._epoch_update == updates_per_epoch(self._loader, self._settings)
+        is_over = not self._is_in_epoch or self._epoch_update == self._updates_in_epoch
         drawn = None if is_over else self._stream.draw()
         if drawn is None:
             self._counters.epochs += self._is_in_epoch

@@ -56,9 +56,9 @@ class Plan:
         self.num_live = 0
         self.num_free = num_slots
         self.num_updates = 0
-        self._slots = np.arange(num_slots, dtype=np.int32)
         self._left = np.zeros(num_slots, dtype=np.min_scalar_type(max_uses))
-        self._born = np.zeros(num_slots, dtype=np.int32)
+        self._set_pairs(np.zeros((num_slots, 2), dtype=np.int32))
+        self._slots[:] = np.arange(num_slots)
         self._key = derive_key(seed, _DRAWS)
         self._cursor = 0
         self._block = np.empty(0)
@@ -237,16 +237,18 @@ class Plan:
         """`count` distinct numbers below `n`, uniformly at random, in random order. O(count)."""
         if n <= 4 * count:
             return np.argsort(self._random(n), kind="stable")[:count]
-        picks = np.empty(0, dtype=np.int64)
-        while len(picks) < count:
-            # Repeats are rare here (fewer than count / 8 expected): draw a few more and drop them.
-            more = count - len(picks) + count * count // (2 * n) + 8
-            picks = np.concatenate([picks, (self._random(more) * n).astype(np.int64)])
-            tagged = np.sort((picks << 32) | np.arange(len(picks)))
-            repeats = np.flatnonzero(tagged[1:] >> 32 == tagged[:-1] >> 32)
-            if len(repeats):
-                picks = np.delete(picks, tagged[repeats + 1] & 0xFFFFFFFF)
-        return picks[:count]
+        while True:
+            # Repeats are rare here (fewer than count / 8 expected): draw a few more than asked for.
+            places = (self._random(count + count * count // (2 * n) + 8) * n).astype(np.int64)
+            marks = np.arange(len(places), dtype=np.int32)
+            kept = self._slots[places]
+            try:  # Of equal picks the last one finds its own mark where all of them have put theirs.
+                self._slots[places] = marks
+                picks: IntArray = places[self._slots[places] == marks]
+            finally:
+                self._slots[places] = kept
+            if len(picks) >= count:
+                return picks[:count]
 
     def _random(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers of the stream."""
@@ -261,8 +263,13 @@ class Plan:
         old = len(self._slots)
         extra = max(old, missing)
         end = self.num_live + self.num_free
-        self._slots = np.concatenate([self._slots, np.empty(extra, dtype=np.int32)])
-        self._slots[end : end + extra] = np.arange(old, old + extra)
         self._left = np.concatenate([self._left, np.zeros(extra, dtype=self._left.dtype)])
-        self._born = np.concatenate([self._born, np.zeros(extra, dtype=np.int32)])
+        self._set_pairs(np.concatenate([self._pairs, np.zeros((extra, 2), dtype=np.int32)]))
+        self._slots[end : end + extra] = np.arange(old, old + extra)
         self.num_free += extra
+
+    def _set_pairs(self, pairs: NDArray[np.int32]) -> None:
+        """Keep slots and births side by side: both are read in a draw, from one cache line."""
+        self._pairs = pairs
+        self._slots: IntArray = pairs[:, 0]
+        self._born: IntArray = pairs[:, 1]
