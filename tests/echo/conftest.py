@@ -18,7 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     yield
-    if upstream_threads():
+    if upstream_threads() or multiprocessing.active_children():
         gc.collect()
     for thread in upstream_threads():
         thread.join(10)

@@ -48,7 +48,7 @@ def items_in_pass(loader: Any, settings: Settings) -> tuple[int | None, int | No
         return None, None
     if getattr(loader, "drop_last", False):
         num_items -= num_items % batch_size
-    return num_items, min(batch_size, num_items)
+    return num_items, min(batch_size, num_items) or batch_size
 
 
 def _count_rows(batch: Any) -> int | None:

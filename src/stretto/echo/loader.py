@@ -127,8 +127,8 @@ class EchoLoader:
             self._stream.pass_is_over = False
         self._updates_in_epoch = updates_per_epoch(self._loader, self._settings)
         self._clock.ended()
-        self._stream.start()
         self._iteration += 1
+        self._stream.start()
         return _Iteration(self, self._iteration)
 
     def __len__(self) -> int:
@@ -255,9 +255,17 @@ class EchoLoader:
             self._stream.upstream.stop()
             raise StopIteration
         self._epoch_update += 1
-        batch = drawn.batch if self._settings.augment is None else self._settings.augment(drawn.batch)
+        batch = self._augment(drawn.batch)
         self._clock.drawn()
         return batch
+
+    def _augment(self, batch: Any) -> Any:
+        if self._settings.augment is None:
+            return batch
+        try:
+            return self._settings.augment(batch)
+        except StopIteration as stray:  # as it is, it would look like the end of the epoch
+            raise RuntimeError("augment raised StopIteration") from stray
 
     def _abandon(self, iteration: int) -> None:
         """The iterator was dropped."""

@@ -56,6 +56,8 @@ class Stream:
 
         Raises what the loader raised when the update needs the batch that failed.
         """
+        if self._has_failed:
+            self.start()
         residents = self.residents or self._make_residents()
         if residents is None:
             return None
@@ -172,7 +174,7 @@ class Stream:
             self.upstream.pop()
             if isinstance(item, Failure):
                 self._has_failed = True
-                raise item.error
+                item.surface()
             self.position = item.next_start
             self.items_per_pass, self._items_in_pass = self._items_in_pass, 0
             if updates_per_epoch(self._loader, self._settings) is None:
@@ -190,7 +192,7 @@ class Stream:
         self._clock.waited()
         if isinstance(item, Failure):
             self._has_failed = True
-            raise item.error
+            item.surface()
         assert isinstance(item, Fresh)
         return item
 

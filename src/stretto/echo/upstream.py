@@ -10,7 +10,7 @@ forgotten can be collected, which ends the thread.
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from stretto.echo.buffer import Buffer, Prepared
 from stretto.echo.passes import PassEnd, Passes, Position
@@ -34,7 +34,16 @@ class Fresh:
 class Failure:
     """What the loader raised."""
 
-    error: BaseException
+    error: BaseException | None
+
+    def surface(self) -> NoReturn:
+        """Raise it, once. No frame of its traceback keeps it: only the garbage collector would free the loader."""
+        error, self.error = self.error, None
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error
 
 
 Item = Fresh | PassEnd | Failure
@@ -99,7 +108,7 @@ class Upstream:
         """The next item, or the `at`-th behind it, left where it is; None when not there yet and not waited for."""
         with self._changed:
             while len(self._ready) <= at and wait:
-                assert self._thread is not None, "nobody is fetching"
+                self.start()  # it may have been stopped for an iterator that another thread collected just now
                 self._changed.wait()
             return self._ready[at] if len(self._ready) > at else None
 
@@ -142,6 +151,7 @@ class Upstream:
                     self._changed.wait()
                 if not self._wanted:
                     self._thread = None
+                    self._changed.notify_all()
                     return
                 item = self._take_to_stage()
             if item is not None:
@@ -179,16 +189,16 @@ class Upstream:
     def _stage(self, item: Fresh, slots: IntArray) -> None:
         assert self._buffer is not None
         assert item.prepared is not None
-        error: BaseException | None = None
+        failure: Failure | None = None
         try:
             self._buffer.put(slots[: item.prepared.num_items], item.prepared)
-        except BaseException as failure:
-            error = failure
+        except BaseException as error:
+            failure = Failure(error)
         with self._changed:
-            if error is None:
+            if failure is None:
                 item.slots, item.batch, item.prepared.content = slots, None, None
             else:
-                self._ready[0], self._spare = Failure(error), slots
+                self._ready[0], self._spare = failure, slots
             self._staging = None
             self._changed.notify_all()
 
@@ -201,5 +211,13 @@ class Upstream:
             if self._buffer is not None:
                 fresh.prepared = self._buffer.prepare(fresh.batch)
             return fresh
+        except StopIteration as stray:  # raised on as it is, it would look like the end of the epoch
+            return Failure(_as_runtime_error(stray))
         except BaseException as error:  # every one of them belongs to the consumer
             return Failure(error)
+
+
+def _as_runtime_error(stray: StopIteration) -> RuntimeError:
+    error = RuntimeError("the loader raised StopIteration outside of its iterator's __next__")
+    error.__cause__ = stray
+    return error
