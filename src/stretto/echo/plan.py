@@ -16,6 +16,7 @@ Everything random comes from one counter-based stream, so the state is a few num
 equal calls give equal draws, whatever the timing. Not thread-safe: one thread, the consumer's, calls it.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,9 +238,12 @@ class Plan:
         """`count` distinct numbers below `n`, uniformly at random, in random order. O(count)."""
         if n <= 4 * count:
             return np.argsort(self._random(n), kind="stable")[:count]
+        # -n * log(1 - count / n) picks hold `count` distinct ones on average: at most count^2 / 2n + count^3 / 2n^2
+        # more than count. Four standard deviations above that, another round is next to never needed.
+        more = count * count * (n + count) // (2 * n * n)
+        more += 4 * math.isqrt(more) + 8
         while True:
-            # Repeats are rare here (fewer than count / 8 expected): draw a few more than asked for.
-            places = (self._random(count + count * count // (2 * n) + 8) * n).astype(np.int64)
+            places = (self._random(count + more) * n).astype(np.int64)
             marks = np.arange(len(places), dtype=np.int32)
             kept = self._slots[places]
             try:  # Of equal picks the last one finds its own mark where all of them have put theirs.
