@@ -38,7 +38,7 @@ class Settings:
         if self.augment is not None and not callable(self.augment):
             raise TypeError(f"augment={self.augment!r}: expected a function of a batch that returns a batch")
         if self.device is not None:
-            self.device = torch.device(self.device)
+            self.device = _check_device(self.device)
         self.seed = check_int("seed", self.seed)
         if self.max_factor is not None:
             check_int("max_factor", self.max_factor, at_least=1)
@@ -81,6 +81,13 @@ def check_int(name: str, value: object, *, at_least: int | None = None) -> int:
     if at_least is not None and value < at_least:
         raise ValueError(f"{name}={value}: {expected}")
     return int(value)
+
+
+def _check_device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ValueError(f'device={device!r}: expected a torch.device or its name, such as "cuda:0"') from None
 
 
 def loader_length(loader: Any) -> int | None:

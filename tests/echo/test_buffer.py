@@ -1,0 +1,99 @@
+"""What is resident is bounded, and what comes out is nobody else's."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stretto
+from stretto.echo.buffer import Bound, TensorPool
+from tests.echo.sources import epoch, id_batches
+
+UNITS = pytest.mark.parametrize("unit", ["example", "batch"])
+
+
+@given(rows=st.integers(1, 40), width=st.integers(0, 30), spare=st.integers(0, 10_000))
+def test_the_pool_stays_within_its_bytes(rows: int, width: int, spare: int) -> None:
+    batch = (torch.zeros(rows, width), torch.zeros(rows, dtype=torch.uint8))
+    batch_bytes = rows * (4 * width + 1)
+    bound = 2 * batch_bytes + spare
+    pool = TensorPool(batch, Bound(None, bound), None)
+    memory = sum(leaf._pool.untyped_storage().nbytes() for leaf in pool._leaves)
+    assert memory == pool.num_bytes <= bound
+    assert bound - memory < batch_bytes / rows
+    assert pool.capacity >= rows
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    st.sampled_from([1, 2.5, 5, "auto"]),
+    st.integers(50, 300),
+)
+def test_whole_batches_of_varying_size_stay_within_their_bytes(sizes: list[int], factor: Any, bound: int) -> None:
+    source = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    settings = {"unit": "batch", "buffer": f"{bound}B", "updates_per_epoch": 40}
+    with stretto.echo(source, factor, **settings) as loader:
+        for _ in loader:
+            assert loader.stats().buffer_bytes <= bound
+            resident = loader._stream.residents.buffer._batches.values()
+            assert loader.stats().buffer_bytes == sum(batch.nbytes for batch, _ in resident)
+
+
+def test_the_default_is_64_batches() -> None:
+    for unit, num_items in (("example", 64 * 3), ("batch", 64)):
+        with stretto.echo(id_batches(70, 3), 70, unit=unit) as loader:
+            most = max(loader.stats().resident_items for _ in loader)
+        assert num_items - 3 <= most <= num_items
+
+
+def test_the_default_is_at_most_one_gibibyte() -> None:
+    huge = torch.zeros(1).expand(4, 5 << 20)  # four rows of 20 MiB
+    pool = TensorPool(huge, None, torch.device("meta"))
+    assert pool.num_bytes == (1 << 30) // (20 << 20) * (20 << 20)
+    assert pool.capacity == pool.num_slots - 4
+
+
+@UNITS
+@pytest.mark.parametrize("factor", [3, "auto"])
+def test_a_step_that_changes_its_batch_does_not_change_later_uses(unit: str, factor: Any) -> None:
+    """Over several passes: not even what the loader itself holds and hands out again."""
+    source = [{"x": torch.full((4, 2), float(at)), "y": torch.full((4,), at).numpy()} for at in range(3)]
+    with stretto.echo(source, factor, unit=unit, updates_per_epoch=30) as loader:
+        for batch in loader:
+            assert batch["x"][:, 0].tolist() == batch["y"].tolist()
+            assert set(batch["y"].tolist()) <= {0, 1, 2}
+            batch["x"].mul_(2).add_(5)
+            batch["y"] -= 9
+    assert [batch["y"].tolist() for batch in source] == [[at] * 4 for at in range(3)]
+
+
+@UNITS
+def test_an_augmentation_in_place_does_not_change_later_uses(unit: str) -> None:
+    def augment(batch: torch.Tensor) -> torch.Tensor:
+        return batch.add_(100)
+
+    with stretto.echo(id_batches(3, 2), 3, unit=unit, augment=augment, carry_over=False) as loader:
+        assert all(100 <= item < 106 for batch in epoch(loader) for item in batch)
+
+
+def test_without_copies_whole_batches_are_the_loaders_own() -> None:
+    source = id_batches(3, 2)
+    with stretto.echo(source, 2, unit="batch", copy=False) as loader:
+        assert all(any(batch is own for own in source) for batch in loader)
+
+
+@UNITS
+def test_every_use_is_augmented_anew(unit: str) -> None:
+    counter = iter(range(100))
+    with stretto.echo(
+        id_batches(3, 2), 2, unit=unit, augment=lambda batch: (batch, next(counter)), carry_over=False
+    ) as loader:
+        assert [number for _, number in loader] == list(range(6))
+
+
+@UNITS
+def test_the_buffer_is_on_the_device_that_is_asked_for(unit: str) -> None:
+    with stretto.echo([torch.zeros(2, 3)] * 3, 2, unit=unit, device="meta") as loader:
+        assert {batch.device.type for batch in loader} == {"meta"}
