@@ -76,9 +76,10 @@ class PooledLeaf:
     def take(self, slots: IntArray) -> Any:
         """The rows of `slots` in new memory."""
         if self.is_on_cpu:
-            shape = (len(slots), *self._row_shape)
-            rows = torch.empty(shape, dtype=self._tensor_dtype, pin_memory=self._pin)
-            np.take(self._rows, slots, axis=0, out=_as_bytes(rows), mode="clip")  # "raise" would copy twice
+            rows = torch.empty(len(slots) * self.row_bytes, dtype=torch.uint8, pin_memory=self._pin)
+            as_bytes = rows.numpy().reshape(len(slots), self.row_bytes)
+            self._rows.take(slots, 0, as_bytes, "clip")  # "raise" would copy twice
+            rows = rows.view(self._tensor_dtype).view(len(slots), *self._row_shape)
         else:
             index = torch.from_numpy(slots).to(self._device, non_blocking=True)
             rows = torch.index_select(self._pool, 0, index)
