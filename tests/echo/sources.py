@@ -91,6 +91,7 @@ class Gated:
     def __init__(self, batches: list[Any]) -> None:
         self._batches = batches
         self._gate = threading.Semaphore(0)
+        self.num_released = 0
         self.is_open = False
 
     def __enter__(self) -> "Gated":
@@ -110,7 +111,9 @@ class Gated:
 
     def release(self, count: int = 1) -> None:
         """Let `count` more batches go."""
-        self._gate.release(count)
+        self.num_released += count
+        if count:
+            self._gate.release(count)
 
 
 class Failing:
@@ -139,10 +142,18 @@ def await_arrivals(loader: EchoLoader, count: int = 1) -> None:
     upstream = loader._stream.upstream
 
     def have_arrived() -> bool:
-        return sum(isinstance(item, Fresh) for item in upstream._ready) >= count or upstream._thread is None
+        ready = upstream._ready
+        num_fresh = sum(isinstance(item, Fresh) for item in ready)
+        return num_fresh >= count or len(ready) >= 2 or upstream._thread is None
 
     with upstream._changed:
         assert upstream._changed.wait_for(have_arrived, PATIENCE_S)
+
+
+def let_arrive(loader: EchoLoader, source: Gated, count: int) -> None:
+    """Release `count` more batches; return once all that are out stand ready (the thread fetches two ahead)."""
+    source.release(count)
+    await_arrivals(loader, min(2, source.num_released - loader.stats().fresh_batches))
 
 
 def through_file(state: dict[str, Any]) -> dict[str, Any]:
