@@ -71,7 +71,7 @@ def test_a_loader_without_a_length_gives_epochs_that_follow_its_passes() -> None
         stats = loader.stats()
     assert stats.fresh_batches == 18
     assert {item // 1000 for item in flat(epochs[0])} == {0}
-    assert {item // 1000 for item in flat(epochs[2])} == {1, 2}
+    assert {2} <= {item // 1000 for item in flat(epochs[2])} <= {1, 2}
     assert sum(len(batches) for batches in epochs) == stats.updates
 
 
@@ -121,4 +121,4 @@ def test_no_more_than_one_batch_an_update_is_admitted_while_filling() -> None:
     steps = [after - before for before, after in zip([0, *fresh], fresh, strict=False)]
     assert set(steps) == {0, 1}
     # A fill rate of 1.5 / e: 3 fresh batches in 16 updates, the first at once.
-    assert [fresh[at] for at in (0, 5, 6, 11, 12)] == [1, 1, 2, 2, 3]
+    assert [fresh[at] for at in (0, 5, 6, 10, 11, 15, 16)] == [1, 1, 2, 2, 3, 3, 4]
