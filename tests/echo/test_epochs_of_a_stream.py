@@ -71,7 +71,7 @@ def test_a_loader_without_a_length_gives_epochs_that_follow_its_passes() -> None
         stats = loader.stats()
     assert stats.fresh_batches == 18
     assert {item // 1000 for item in flat(epochs[0])} == {0}
-    assert {2} <= {item // 1000 for item in flat(epochs[2])} <= {1, 2}
+    assert {2} < {item // 1000 for item in flat(epochs[2])}  # carried over from earlier passes
     assert sum(len(batches) for batches in epochs) == stats.updates
 
 
