@@ -187,8 +187,8 @@ class Plan:
     def _use_one(self, position: int) -> Draw:
         """The same for one position, five times faster with numbers than with arrays of one."""
         slots = self._slots[position : position + 1].copy()
-        lag = self.num_updates - int(self._born[position])
-        left = int(self._left[position]) - 1
+        lag = self.num_updates - self._born.item(position)
+        left = self._left.item(position) - 1
         self._left[position] = left
         if left:
             return Draw(slots, slots[:0], sum_lag=lag)

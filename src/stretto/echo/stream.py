@@ -143,15 +143,14 @@ class Stream:
         self.upstream.pop()
         assert fresh.prepared is not None
         num_items = fresh.prepared.num_items
-        if fresh.slots is None and (spare := self.upstream.reclaim()) is not None:
+        if fresh.slots is None and self.upstream.has_spare and (spare := self.upstream.reclaim()) is not None:
             residents.give_back(spare)
         residents.admit(fresh.prepared, fresh.slots, self.position.pass_index, self._items_in_pass)
         if not self.upstream.has_spare and (spare := residents.lend()) is not None:
             self.upstream.lend(spare)
         self._items_in_pass += num_items
-        self.position = replace(
-            self.position, num_batches=self.position.num_batches + 1, loader_state=fresh.loader_state
-        )
+        before = self.position
+        self.position = Position(before.pass_index, before.num_batches + 1, fresh.loader_state, before.start_states)
         self._counters.fresh_batches += 1
         self._counters.fresh_items += num_items
 
