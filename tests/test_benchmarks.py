@@ -1,0 +1,26 @@
+"""Every benchmark's short form runs to the end. Nothing is said about times."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize("name", ["auto_factor", "overhead", "plan"])
+def test_the_short_form_runs_to_the_end_and_writes_only_where_told(name: str, tmp_path: Path) -> None:
+    results = BENCHMARKS / "results"
+    before = sorted(results.glob("*"))
+    out = tmp_path / "out.json"
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert record["benchmark"] == name
+    assert record["versions"].keys() >= {"python", "stretto", "torch", "numpy"}
+    assert record["results"]
+    assert all(line["low"] <= line["median"] <= line["high"] for line in record["results"])
+    assert sorted(results.glob("*")) == before
