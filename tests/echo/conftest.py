@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tests.echo.sources import upstream_threads
 
-settings.register_profile("echo", derandomize=True, deadline=None, database=None, max_examples=60)
+settings.register_profile("echo", derandomize=True, deadline=None, database=None, max_examples=40)
 settings.load_profile("echo")
 os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -43,7 +43,7 @@ def test_whole_batches_of_varying_size_stay_within_their_bytes(sizes: list[int],
 
 def test_the_default_is_64_batches() -> None:
     for unit, num_items in (("example", 64 * 3), ("batch", 64)):
-        with stretto.echo(id_batches(70, 3), 70, unit=unit) as loader:
+        with stretto.echo(id_batches(70, 3), 2, unit=unit, updates_per_epoch=400) as loader:
             most = max(loader.stats().resident_items for _ in range(3) for _ in loader)
         assert num_items - 3 <= most <= num_items
 

@@ -42,7 +42,7 @@ def test_every_batch_holds_distinct_items_used_at_most_e_times_rounded_up(
 ) -> None:
     source = DataLoader(Numbers(3 * batch_size + min(last, batch_size)), batch_size)
     tagged = Rising(4, batch_size) if last == 5 else source
-    with stretto.echo(tagged, factor, buffer=batch_size + room, updates_per_epoch=25, seed=seed) as loader:
+    with stretto.echo(tagged, factor, buffer=batch_size + room, updates_per_epoch=15, seed=seed) as loader:
         batches = epoch(loader) + epoch(loader)
         stats = loader.stats()
     assert all(len(batch) == batch_size for batch in batches)

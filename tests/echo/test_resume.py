@@ -157,7 +157,7 @@ def test_every_kind_of_loader_resumes(source: str, carry_over: bool) -> None:
 
 @pytest.mark.parametrize("source", WITH_WORKERS)
 def test_loaders_with_workers_resume(source: str) -> None:
-    assert_resumes_everywhere(lambda: stretto.echo(WITH_WORKERS[source](), 1.5, buffer=6), 2)
+    assert_resumes_everywhere(lambda: stretto.echo(WITH_WORKERS[source](), 1.5, buffer=6, updates_per_epoch=5), 2)
 
 
 @pytest.mark.parametrize("settings", [{}, {"carry_over": False}, {"unit": "batch"}, {"updates_per_epoch": 5}])
