@@ -11,5 +11,9 @@
     keyed.py       counter-based random numbers
     settings.py, lengths.py, stats.py, state.py
 
+    stages.py      StagedDataset: a data set as named stages
+    wrap.py        stages from a data set with a transform: deferred.py (its calls), compose.py (its members)
+    randomness.py  the random state of each use; generators.py finds the generators that transforms hold
+
 Data flows one way: loader -> passes -> upstream -> stream -> residents -> EchoLoader -> training step.
 """
