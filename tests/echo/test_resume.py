@@ -90,12 +90,15 @@ class Run:
         if batch is None:
             self._iterator = None
 
+    def finish_epochs(self) -> list[Any]:
+        while not self.is_over:
+            self.step()
+        self.counts = counts(self.loader)
+        return self.record
+
     def finish(self) -> list[Any]:
         with self.loader:
-            while not self.is_over:
-                self.step()
-            self.counts = counts(self.loader)
-        return self.record
+            return self.finish_epochs()
 
 
 def assert_resumes_everywhere(make: Make, num_epochs: int, **how: Any) -> None:
@@ -158,6 +161,20 @@ def test_every_kind_of_loader_resumes(source: str, carry_over: bool) -> None:
 @pytest.mark.parametrize("source", WITH_WORKERS)
 def test_loaders_with_workers_resume(source: str) -> None:
     assert_resumes_everywhere(lambda: stretto.echo(WITH_WORKERS[source](), 1.5, buffer=6, updates_per_epoch=5), 2)
+
+
+@pytest.mark.parametrize("carry_over", [True, False])
+@pytest.mark.parametrize("source", ["shuffle", "own generator", "stateful shuffle"])
+def test_a_loader_in_use_goes_back_to_an_older_state(source: str, carry_over: bool) -> None:
+    run = Run(stretto.echo(SOURCES[source](), 2.5, carry_over=carry_over, buffer=6), 3)
+    for _ in range(4):
+        run.step()
+    state = through_file(run.loader.state_dict())
+    whole = run.finish_epochs()
+    with run.loader as loader:
+        for _ in range(2):
+            loader.load_state_dict(state)
+            assert Run(loader, 3).finish_epochs() == whole[4:]
 
 
 @pytest.mark.parametrize("settings", [{}, {"carry_over": False}, {"unit": "batch"}, {"updates_per_epoch": 5}])

@@ -74,6 +74,33 @@ def test_a_loader_that_cannot_be_iterated_again_raises(loader: Any, name: str) -
         stretto.echo(loader)
 
 
+class Resettable:
+    """Like DALI's loaders (with auto_reset=True): its own iterator, but it starts again after its end."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> "Resettable":
+        return self
+
+    def reset(self) -> None:
+        self.at = 0
+
+    def __next__(self) -> list[dict[str, torch.Tensor]]:
+        if self.at == 3:
+            self.reset()
+            raise StopIteration
+        self.at += 1
+        return [{"data": torch.tensor([2 * self.at, 2 * self.at + 1])}]
+
+
+def test_a_loader_that_is_its_own_iterator_but_can_be_reset_is_accepted() -> None:
+    with stretto.echo(Resettable(), 2, carry_over=False) as loader:
+        for _ in range(2):
+            items = sorted(item for (batch,) in loader for item in batch["data"].tolist())
+            assert items == sorted([2, 3, 4, 5, 6, 7] * 2)
+
+
 @pytest.mark.parametrize("epoch_number", [-1, 1.0, True, "1"])
 def test_a_bad_epoch_raises(epoch_number: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"epoch={epoch_number!r}"):

@@ -90,7 +90,8 @@ class EchoLoader:
     """Batches of echoed data; made by `stretto.echo`. Attributes it lacks are the wrapped loader's."""
 
     def __init__(self, loader: Iterable[Any], settings: Settings) -> None:
-        if isinstance(loader, Iterator) or not hasattr(type(loader), "__iter__"):
+        is_used_up = isinstance(loader, Iterator) and not hasattr(loader, "reset")  # DALI's can be reset
+        if is_used_up or not hasattr(type(loader), "__iter__"):
             raise TypeError(
                 f"loader is a {type(loader).__name__}: expected a re-iterable such as a DataLoader or a list, "
                 "which gives a new iterator for every pass"
