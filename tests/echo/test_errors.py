@@ -1,6 +1,7 @@
 """What the loader raises comes out in the consumer, at the right update, with its traceback."""
 
 import gc
+import itertools
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stretto
+from stretto.echo.buffer import TensorPool
 from tests.echo.sources import (
     PATIENCE_S,
     Failing,
@@ -19,6 +21,7 @@ from tests.echo.sources import (
     epoch,
     flat,
     id_batches,
+    state_after,
     upstream_threads,
 )
 
@@ -87,6 +90,43 @@ def test_iterating_again_after_an_error_continues(unit: str, carry_over: bool) -
         assert [len(batches) for batches in epochs] == [10, 10, 10]
         assert set(flat(flat(epochs))) == set(range(20))
         assert loader.stats().fresh_batches >= fresh + 10
+
+
+def test_an_error_of_the_first_batch_after_a_resume_loses_nothing() -> None:
+    settings: dict[str, Any] = {"factor": 2, "buffer": 6}
+    with stretto.echo(id_batches(5, 2), **settings) as loader:
+        whole = epoch(loader)
+    source = Failing(id_batches(5, 2), 2, LookupError("gone"))
+    state = state_after(stretto.echo(source, **settings), 3)
+    with stretto.echo(source, **settings) as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        with pytest.raises(LookupError, match="gone"):
+            next(iterator)
+        source.repair()
+        assert [batch.tolist() for batch in iterator] == whole[3:]
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_an_error_while_a_batch_is_copied_surfaces_and_loses_nothing(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies are made by either thread, whoever comes first."""
+    calls, put = itertools.count(), TensorPool.put
+
+    def failing_put(pool: TensorPool, *arguments: Any) -> None:
+        if next(calls) == at:
+            raise MemoryError
+        put(pool, *arguments)
+
+    monkeypatch.setattr(TensorPool, "put", failing_put)
+    with stretto.echo(id_batches(8, 2), 1, buffer=2) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator).tolist() for _ in range(at)]
+        with pytest.raises(MemoryError):
+            next(iterator)
+        seen += [batch.tolist() for batch in iterator]
+    assert sorted(flat(seen)) == list(range(16))
 
 
 def test_asking_the_same_iterator_again_tries_the_failed_batch_again() -> None:

@@ -161,6 +161,14 @@ def test_a_leaf_that_a_file_would_refuse_raises_with_its_path(leaf: Any, unit: s
             loader.state_dict()
 
 
+def test_whole_batches_of_differing_leaves_cannot_be_saved() -> None:
+    """Such as detection targets, a list with an entry for each image; the contents can be left out."""
+    source = [[torch.zeros(2)] * size for size in (1, 3)]
+    with pytest.raises(TypeError, match=r"\['\[0\]', '\[1\]', '\[2\]'\].*Use checkpoint_buffer=False"):
+        state_after(stretto.echo(source, 4, unit="batch"), 4)
+    state_after(stretto.echo(source, 4, unit="batch", checkpoint_buffer=False), 4)
+
+
 class OddState(Counting):
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": [1, Odd()]}

@@ -58,11 +58,6 @@ class Residents:
         return self._plan.num_live
 
     @property
-    def num_updates(self) -> int:
-        """Draws so far."""
-        return self._plan.num_updates
-
-    @property
     def due_uses(self) -> int:
         """Uses still due: all that are left with a number as factor, one for each unused item under "auto"."""
         return self._plan.num_unused if self._factor is None else self._plan.uses_left
@@ -105,7 +100,11 @@ class Residents:
                     f"no room for it besides {self.num_live} residents. Ask for a larger buffer"
                 )
             slots = self._plan.lend(count)
-            self.buffer.put(slots, prepared)
+            try:
+                self.buffer.put(slots, prepared)
+            except BaseException:
+                self._plan.give_back(slots)
+                raise
         elif len(slots) > count:
             self._plan.give_back(slots[count:])
             slots = slots[:count]

@@ -145,7 +145,9 @@ class Stream:
         num_items = fresh.prepared.num_items
         if fresh.slots is None and self.upstream.has_spare and (spare := self.upstream.reclaim()) is not None:
             residents.give_back(spare)
+        self._has_failed = True  # until it is resident: what raises here has to be fetched again
         residents.admit(fresh.prepared, fresh.slots, self.position.pass_index, self._items_in_pass)
+        self._has_failed = False
         if not self.upstream.has_spare and (spare := residents.lend()) is not None:
             self.upstream.lend(spare)
         self._items_in_pass += num_items
