@@ -96,6 +96,9 @@ class TensorPool:
     Raises TypeError when the batch cannot be taken apart, ValueError when the bound is below one batch.
     """
 
+    is_fixed = True
+    """Whether `num_slots` is all there will ever be."""
+
     def __init__(
         self, batch: Any, bound: Bound | None, device: torch.device | None, batch_size: int | None = None
     ) -> None:
@@ -185,6 +188,7 @@ class BatchList:
 
     batch_size = 1
     is_staged = False
+    is_fixed = False
 
     def __init__(self, batch: Any, bound: Bound | None, device: torch.device | None, *, copy: bool) -> None:
         self._bound = bound or Bound(DEFAULT_BATCHES, DEFAULT_BYTES)

@@ -182,7 +182,7 @@ class EchoLoader:
             self._is_closed = True
             self._clock.ended()
             self._finalizer()
-            self._stream.drop_residents()
+            self._stream.close()
 
     def stats(self) -> EchoStats:
         """What has happened so far."""
@@ -229,6 +229,7 @@ class EchoLoader:
         Raises ValueError if a setting differs from the saved one, with both values, or if the order of the
         loader's sampler cannot be made again.
         """
+        state = to_plain(state)  # a checkpoint may have been loaded onto an accelerator
         if state.get("version") != _VERSION:
             raise ValueError(
                 f"the state has version {state.get('version')!r}, expected {_VERSION}: it was not saved by "

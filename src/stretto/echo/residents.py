@@ -79,6 +79,11 @@ class Residents:
     def fits(self, prepared: Prepared, *, evict: bool) -> bool:
         """Whether the batch can be admitted now, if need be after evicting residents that have been used."""
         if self.is_short:
+            if self.buffer.is_fixed and self.num_live + prepared.num_items > self.buffer.num_slots:
+                raise ValueError(
+                    f"a batch of {prepared.num_items} examples arrived, the first one had {self.batch_size}: the "
+                    f"buffer has no room for it besides {self.num_live} residents. Ask for a larger buffer"
+                )
             return True
         while excess := self.buffer.excess(prepared.size, self.num_live):
             freed = self._plan.evict(excess) if evict else None
@@ -94,11 +99,6 @@ class Residents:
         """
         count = prepared.num_items
         if slots is None:
-            if self.buffer.is_staged and count > self._plan.num_free:
-                raise ValueError(
-                    f"a batch of {count} examples arrived, the first one had {self.batch_size}: the buffer has "
-                    f"no room for it besides {self.num_live} residents. Ask for a larger buffer"
-                )
             slots = self._plan.lend(count)
             try:
                 self.buffer.put(slots, prepared)

@@ -91,6 +91,11 @@ class Stream:
         if self.residents is not None:
             self._counters.dropped_uses += self.residents.clear()
 
+    def close(self) -> None:
+        """Drop the residents and their memory."""
+        self.drop_residents()
+        self.residents = None
+
     def state_dict(self) -> dict[str, Any]:
         """The position, and the residents with or without their contents."""
         position = self.position
@@ -140,15 +145,14 @@ class Stream:
             has_admitted = True
 
     def _admit_head(self, residents: Residents, fresh: Fresh) -> None:
-        self.upstream.pop()
+        if (spare := self.upstream.pop()) is not None:
+            residents.give_back(spare)
         assert fresh.prepared is not None
         num_items = fresh.prepared.num_items
-        if fresh.slots is None and self.upstream.has_spare and (spare := self.upstream.reclaim()) is not None:
-            residents.give_back(spare)
         self._has_failed = True  # until it is resident: what raises here has to be fetched again
         residents.admit(fresh.prepared, fresh.slots, self.position.pass_index, self._items_in_pass)
         self._has_failed = False
-        if not self.upstream.has_spare and (spare := residents.lend()) is not None:
+        if (spare := residents.lend()) is not None:
             self.upstream.lend(spare)
         self._items_in_pass += num_items
         before = self.position

@@ -114,19 +114,20 @@ class Upstream:
                 self._changed.wait()
             return self._ready[at] if len(self._ready) > at else None
 
-    def pop(self) -> None:
-        """Remove the item that `head` returned, once the thread has finished with it."""
+    def pop(self) -> IntArray | None:
+        """Remove the item that `head` returned, once the thread has finished with it.
+
+        Returns the lent slots if it is a batch that does not use them.
+        """
         with self._changed:
             while self._staging is not None and self._staging is self._ready[0]:
                 self._changed.wait()
-            self._ready.popleft()
+            item, spare = self._ready.popleft(), None
+            if isinstance(item, Fresh) and item.slots is None:
+                spare, self._spare = self._spare, None
             if len(self._ready) <= _LOW:
                 self._changed.notify_all()
-
-    @property
-    def has_spare(self) -> bool:
-        """Whether slots are lent that are not in use yet."""
-        return self._spare is not None
+            return spare
 
     def lend(self, slots: IntArray) -> None:
         """Let the thread copy the next batch into `slots`, free ones of the buffer."""
@@ -134,12 +135,6 @@ class Upstream:
             assert self._spare is None
             self._spare = slots
             self._changed.notify_all()
-
-    def reclaim(self) -> IntArray | None:
-        """Take back lent slots that are not in use yet."""
-        with self._changed:
-            spare, self._spare = self._spare, None
-            return spare
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread and drop the open iterator."""
