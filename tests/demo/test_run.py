@@ -20,7 +20,7 @@ from stretto.demo.run import Plan, summarise
 
 
 def stretto(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from stretto.cli import main; main()", *arguments]
+    return [sys.executable, "-c", "from stretto.cli.main import app; app()", *arguments]
 
 
 @pytest.fixture(scope="module")

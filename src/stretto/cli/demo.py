@@ -14,13 +14,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from stretto.demo.conditions import Condition
-from stretto.demo.page import write_page
+from stretto.demo.page import check_installed, write_page
 from stretto.demo.race import Outcome
-from stretto.demo.reader import StoreError
 from stretto.demo.run import Display, Plan, run
 
 _CHANCE = 10.0  # percent: ten classes
 _PLAIN_EVERY_S = 5.0
+_PLAIN_WIDTH = 120
 
 
 class _Terminal(Display):
@@ -67,6 +67,8 @@ class _Terminal(Display):
             stall=outcome.stall_percent,
             counts=counts,
         )
+        if outcome.reached:
+            self._progress.stop_task(self._task)
         now = time.monotonic()
         if not self._console.is_terminal and (outcome.reached or now - self._last_line_s > _PLAIN_EVERY_S):
             self._last_line_s = now
@@ -92,6 +94,8 @@ def demo(
 ) -> None:
     """Train from a slow object store to one accuracy: without echoing, and with it at every insertion point."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PLAIN_WIDTH)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         plan = Plan(
@@ -103,17 +107,21 @@ def demo(
             names=None if only is None else [name.strip() for name in only.split(",")],
             max_updates=max_updates,
         )
+        check_installed()
+        for path in (json_file, html_file):
+            if path is not None and not path.resolve().parent.is_dir():
+                raise ValueError(f"{path}: there is no folder {path.resolve().parent}; make it first")
         with _Terminal(console) as terminal:
             record = run(plan, terminal)
+        console.print(_table(record))
+        console.print(record["summary"], style="bold", highlight=False)
+        if json_file is not None:
+            json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         write_page(record, html_file)
-    except (ValueError, RuntimeError, StoreError, OSError) as error:
+        console.print(f"Plots: {html_file}", highlight=False)
+    except (ValueError, RuntimeError, OSError) as error:
         Console(stderr=True).print(f"stretto demo: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
-    if json_file is not None:
-        json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    console.print(_table(record))
-    console.print(record["summary"], style="bold", highlight=False)
-    console.print(f"Plots: {html_file}", highlight=False)
     if show:
         webbrowser.open(html_file.resolve().as_uri())
 

@@ -131,6 +131,11 @@ def open_store(
     )
 
 
+def brief(error: BaseException) -> str:
+    """What obstore says in one line; it appends a page of internals after an empty one."""
+    return " ".join(str(error).split("\n\nDebug source")[0].split())
+
+
 class DirectClient:
     """Requests in this process."""
 
@@ -151,9 +156,7 @@ class DirectClient:
         try:
             return obstore.get(self._store, name).bytes().to_bytes()
         except (exceptions.BaseError, OSError) as error:
-            # obstore appends a page of internals after an empty line.
-            cause = " ".join(str(error).split("\n\nDebug source")[0].split())
-            raise ReadError(cause, isinstance(error, permanent)) from error
+            raise ReadError(brief(error), isinstance(error, permanent)) from error
 
     def close(self) -> None:
         """Do nothing: the connection ends with the object."""

@@ -1,5 +1,6 @@
 """The conditions that the demonstration compares: where to echo, and how often."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Condition:
 
 def conditions(ratio: float) -> list[Condition]:
     """The five conditions for R = `ratio`: no echo first, then every insertion point at e = R, then "auto"."""
-    factor = max(1.0, float(round(ratio)))
+    factor = max(1.0, float(math.floor(ratio)))
     buffer = 16
     return [
         Condition(name="none", title="no echo"),

@@ -2,10 +2,18 @@
 
 import html
 import importlib.resources
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 _COLOURS = {"none": "#8a8f98", "batch": "#d98c21", "after": "#4a90c2", "before": "#2a9d6f", "auto": "#8e5ba6"}
+
+
+def check_installed() -> None:
+    """Raise RuntimeError if what the page needs is missing."""
+    for package in ("jinja2", "plotly"):
+        if importlib.util.find_spec(package) is None:
+            raise RuntimeError(f"the page needs {package}, which is missing: pip install 'stretto[report]'")
 
 
 def write_page(record: dict[str, Any], path: Path) -> None:
@@ -13,14 +21,11 @@ def write_page(record: dict[str, Any], path: Path) -> None:
 
     Raises RuntimeError if plotly or jinja2 is missing.
     """
-    try:
-        import jinja2  # noqa: PLC0415  (optional dependencies)
-        import plotly.graph_objects as go  # noqa: PLC0415
-        from plotly.offline import get_plotlyjs  # noqa: PLC0415
-    except ImportError as error:
-        raise RuntimeError(
-            f"the page needs plotly and jinja2, and {error.name} is missing: pip install 'stretto[report]'"
-        ) from error
+    check_installed()
+    import jinja2  # noqa: PLC0415  (optional dependencies)
+    import plotly.graph_objects as go  # noqa: PLC0415
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415
+
     figures = {
         "accuracy_seconds": accuracy_figure(go, record, "seconds", "seconds of training"),
         "accuracy_fresh": accuracy_figure(go, record, "fresh_examples", "fresh examples"),

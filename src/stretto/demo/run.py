@@ -1,11 +1,4 @@
-"""The whole demonstration: store, slow link, calibration, the five runs, and what they show.
-
-SeaweedFS <- upload     (a store of the user's own takes the place of both)
-    |
-  Link: latency, rate per connection
-    |
-obstore in a DataLoader's workers -> stretto.echo -> training step
-"""
+"""The demonstration from the store to the record of its runs; see the package for the picture."""
 
 import contextlib
 import os
@@ -83,6 +76,8 @@ def run(plan: Plan, display: Display) -> dict[str, Any]:
 
     Raises what reading from the store raises, and RuntimeError if R cannot be set.
     """
+    if os.name == "nt" and plan.store is None:
+        raise RuntimeError("the demo's own server and link need Linux or macOS; name your own store with --store")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # One core is left to the servers and the workers, so that t_down does not depend on what they do.
     threads_before = torch.get_num_threads()
@@ -123,9 +118,11 @@ def run(plan: Plan, display: Display) -> dict[str, Any]:
             def link_paused() -> Iterator[None]:
                 if link is not None:
                     link.pause()
-                yield
-                if link is not None:
-                    link.resume()
+                try:
+                    yield
+                finally:
+                    if link is not None:
+                        link.resume()
 
             goal = Goal(
                 test_images, test_labels, plan.target, plan.evaluate_every, plan.max_updates, plan.max_seconds
@@ -207,18 +204,21 @@ def _row(condition: Condition, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def summarise(ratio: float, target: float, rows: list[dict[str, Any]]) -> str:
     """The verdict in a sentence or two."""
+    echoed = [row for row in rows if row["condition"] != "none" and row["speedup"] is not None]
+    best = max(echoed, key=lambda row: row["speedup"], default=None)
     if ratio < NO_GAIN_BELOW:
+        measured = (
+            "" if best is None else f" The best echo measured was {best['speedup']:.2f} times as fast as none."
+        )
         return (
             f"R = {ratio:.2f}: the input pipeline keeps up with the training step, so there is no idle time to "
-            "fill. Echoing cannot help here, and did not: use no echo."
+            f"fill. Echoing cannot help here: use no echo.{measured}"
         )
-    echoed = [row for row in rows if row["condition"] != "none" and row["speedup"] is not None]
-    if not echoed:
+    if best is None:
         return (
             f"R = {ratio:.2f}. No speed-up can be stated: that takes a run without echo and one with "
             f"echo which both reach {target:g} %."
         )
-    best = max(echoed, key=lambda row: row["speedup"])
     return (
         f"R = {ratio:.2f}: the accelerator waits for {100 * (1 - 1 / ratio):.0f} % of the time without echoing. "
         f"{best['title']} reached {target:g} % {best['speedup']:.1f} times sooner than no echo "

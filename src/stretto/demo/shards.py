@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from stretto.demo.client import brief
+
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
@@ -156,9 +158,10 @@ def upload(
 
     Raises:
         ValueError: `encode` refuses the examples, there are none, or `examples_per_shard` is below 1.
-        obstore.exceptions.BaseError: the store refuses an upload.
+        RuntimeError: the store refuses an upload.
     """
     import obstore  # noqa: PLC0415  (an optional dependency)
+    from obstore import exceptions  # noqa: PLC0415
 
     if examples_per_shard < 1 or len(images) < 1:
         raise ValueError(
@@ -167,16 +170,25 @@ def upload(
         )
     order = np.random.default_rng(seed).permutation(len(images))
 
+    def write(name: str, data: bytes) -> None:
+        try:
+            obstore.put(store, name, data)
+        except (exceptions.BaseError, OSError) as error:
+            raise RuntimeError(
+                f"Could not write {name} to the store: {brief(error)}. Check that it is up, that the bucket "
+                "exists, and the keys."
+            ) from error
+
     def put(number: int) -> ShardEntry:
         chosen = order[number * examples_per_shard : (number + 1) * examples_per_shard]
         data = encode(images[chosen], labels[chosen])
         entry = ShardEntry(f"shards/{number:05d}.shard", len(data), len(chosen))
-        obstore.put(store, entry.name, data)
+        write(entry.name, data)
         return entry
 
     num_shards = -(-len(images) // examples_per_shard)
     with ThreadPoolExecutor(_UPLOADS_AT_ONCE) as pool:
         index = Index(examples_per_shard, tuple(pool.map(put, range(num_shards))))
     # Last, so that whoever finds an index finds all its shards.
-    obstore.put(store, INDEX_NAME, index.to_json())
+    write(INDEX_NAME, index.to_json())
     return index

@@ -248,12 +248,18 @@ class EchoLoader:
             reason = "is closed" if self._is_closed else "has begun another iteration since"
             raise RuntimeError(f"this iterator is over: its EchoLoader {reason}")
         self._clock.asked()
+        try:
+            return self._update()
+        except BaseException:
+            self._clock.ended()  # what follows is not a step
+            raise
+
+    def _update(self) -> Any:
         is_over = not self._is_in_epoch or self._epoch_update == self._updates_in_epoch
         drawn = None if is_over else self._stream.draw()
         if drawn is None:
             self._counters.epochs += self._is_in_epoch
             self._is_in_epoch = False
-            self._clock.ended()
             self._stream.upstream.stop()
             raise StopIteration
         self._epoch_update += 1

@@ -67,7 +67,6 @@ class Passes:
         self._iterator: Iterator[Any] | None = None
         self._position = Position(0)
         self._num_batches = 0
-        self._first: tuple[Any, Any] | PassEnd | None = None
         self._keyed: dict[int, torch.Generator] = {}
         self._has_state = all(hasattr(loader, name) for name in ("state_dict", "load_state_dict"))
         self._warn_of_global_randomness = getattr(loader, "num_workers", None) == 0

@@ -50,7 +50,11 @@ class Structure:
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Take `tree` apart: its leaves, and the structure that builds it again."""
-    pairs, spec = pytree.tree_flatten_with_path(tree)
+    try:
+        pairs, spec = pytree.tree_flatten_with_path(tree)
+    except ValueError:  # a class registered without the names of its children
+        children, spec = pytree.tree_flatten(tree)
+        pairs = [((pytree.SequenceKey(at),), child) for at, child in enumerate(children)]
     leaves: list[Any] = []
     paths: list[str] = []
     mappings: dict[int, tuple[Any, Structure]] = {}

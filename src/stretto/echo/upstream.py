@@ -7,6 +7,7 @@ one continues with the same open iterator. It holds no reference to the EchoLoad
 forgotten can be collected, which ends the thread.
 """
 
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any, NoReturn
 from stretto.echo.buffer import Buffer, Prepared
 from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.plan import IntArray
+
+_LOG = logging.getLogger(__name__)
 
 # The thread fills up to _DEPTH and is woken at _LOW: a wake costs 0.1 ms where both sides hold the GIL.
 _DEPTH = 4
@@ -66,6 +69,7 @@ class Upstream:
         self._ready: deque[Item] = deque()
         self._thread: threading.Thread | None = None
         self._wanted = False
+        self._is_closed = False
         self._buffer: Buffer | None = None
         self._spare: IntArray | None = None
         self._staging: Fresh | None = None
@@ -137,10 +141,16 @@ class Upstream:
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the thread and drop the open iterator."""
+        """End the thread and drop the open iterator; after `timeout_s` the thread does so when its fetch ends."""
+        self._is_closed = True
         if self.stop(timeout_s):
-            self._ready.clear()
-            self._passes.close()
+            self._clear()
+        else:
+            _LOG.warning("the loader has not yielded for %g s: the thread ends when it does", timeout_s)
+
+    def _clear(self) -> None:
+        self._ready.clear()
+        self._passes.close()
 
     def _run(self) -> None:
         while True:
@@ -149,6 +159,8 @@ class Upstream:
                     self._changed.wait()
                 if not self._wanted:
                     self._thread = None
+                    if self._is_closed:
+                        self._clear()
                     self._changed.notify_all()
                     return
                 item = self._take_to_stage()
