@@ -1,5 +1,6 @@
 """What is resident is bounded, and what comes out is nobody else's."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import stretto
 from stretto.echo.buffer import Bound, TensorPool
+from stretto.echo.plan import SLOT_BYTES
 from tests.echo.sources import epoch, id_batches
 
 UNITS = pytest.mark.parametrize("unit", ["example", "batch"])
@@ -22,7 +24,7 @@ def test_the_pool_stays_within_its_bytes(rows: int, width: int, spare: int) -> N
     pool = TensorPool(batch, Bound(None, bound), None)
     memory = sum(leaf._pool.untyped_storage().nbytes() for leaf in pool._leaves)
     assert memory == pool.num_bytes <= bound
-    assert bound - memory < batch_bytes / rows
+    assert bound < (pool.num_slots + 1) * (batch_bytes // rows + SLOT_BYTES)  # the plan's bookkeeping counts
     assert pool.capacity >= rows
 
 
@@ -51,7 +53,7 @@ def test_the_default_is_64_batches() -> None:
 def test_the_default_is_at_most_one_gibibyte() -> None:
     huge = torch.zeros(1).expand(4, 5 << 20)  # four rows of 20 MiB
     pool = TensorPool(huge, None, torch.device("meta"))
-    assert pool.num_bytes == (1 << 30) // (20 << 20) * (20 << 20)
+    assert pool.num_bytes == (1 << 30) // ((20 << 20) + SLOT_BYTES) * (20 << 20)
     assert pool.capacity == pool.num_slots - 4
 
 
@@ -97,3 +99,37 @@ def test_every_use_is_augmented_anew(unit: str) -> None:
 def test_the_buffer_is_on_the_device_that_is_asked_for(unit: str) -> None:
     with stretto.echo([torch.zeros(2, 3)] * 3, 2, unit=unit, device="meta") as loader:
         assert {batch.device.type for batch in loader} == {"meta"}
+
+
+def test_the_plan_makes_its_slots_as_they_are_needed() -> None:
+    with stretto.echo([torch.ones(4)] * 4, buffer="512MiB", updates_per_epoch=2) as loader:
+        list(loader)
+        assert len(loader._stream.residents._plan._left) == 1 << 16
+
+
+def test_a_buffer_that_cannot_be_allocated_is_refused_with_its_size() -> None:
+    source = [torch.ones(4, 1 << 20)] * 4
+    with stretto.echo(source, buffer=1 << 40) as loader, pytest.raises(ValueError, match="cannot be allocated"):
+        next(iter(loader))
+
+
+def test_views_count_with_the_storage_they_keep_alive() -> None:
+    source = [torch.ones(1000)[:4] for _ in range(9)]
+    with stretto.echo(source, 4, unit="batch", buffer="10KB") as loader:
+        for _ in loader:
+            assert loader.stats().buffer_bytes == 4000 * loader.stats().resident_items <= 10_000
+
+
+def test_sparse_batches_are_echoed_whole() -> None:
+    source = [torch.eye(4).to_sparse() * number for number in range(3)]
+    with stretto.echo(source, 2, unit="batch", carry_over=False) as loader:
+        assert sorted(int(batch.to_dense().sum()) for batch in loader) == [0, 0, 4, 4, 8, 8]
+        assert loader.stats().buffer_bytes == 0
+
+
+def test_a_batch_that_cannot_be_copied_names_its_type_and_the_way_out() -> None:
+    source = [threading.Lock() for _ in range(3)]
+    with stretto.echo(source, unit="batch") as loader, pytest.raises(TypeError, match=r"type lock .*copy=False"):
+        next(iter(loader))
+    with stretto.echo(source, unit="batch", copy=False) as loader:
+        assert next(iter(loader)) in source

@@ -107,15 +107,15 @@ def test_conjugate_views_and_read_only_arrays_are_read_right() -> None:
 
 BAD_BATCHES = {
     "ragged": ([(torch.zeros(4), torch.zeros(3))], r"leaf \[1\] has 3 rows where \[0\] has 4"),
-    "strings": ([{"x": torch.zeros(2), "name": ["a", "b"]}], r"leaf \['name'\]\[0\] is 'a', a str"),
-    "number": ([(torch.zeros(2), 7)], r"leaf \[1\] is 7, a int"),
-    "none": ([(torch.zeros(2), None)], r"leaf \[1\] is None, a NoneType"),
+    "strings": ([{"x": torch.zeros(2), "name": ["a", "b"]}], r"leaf \['name'\]\[0\] is 'a' of type str"),
+    "number": ([(torch.zeros(2), 7)], r"leaf \[1\] is 7 of type int"),
+    "none": ([(torch.zeros(2), None)], r"leaf \[1\] is None of type NoneType"),
     "scalar": ([(torch.zeros(2), torch.tensor(1))], r"leaf \[1\] has no dimension"),
     "objects": ([np.array([{}, {}], dtype=object)], "leaf itself is an array of Python objects"),
     "sparse": ([torch.eye(3).to_sparse()], r"leaf itself is a tensor of layout torch.sparse_coo"),
     "nested": (
         [torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)],
-        "leaf itself is a tensor of layout",
+        "leaf itself is a nested tensor",
     ),
     "trailing": (
         [{"x": torch.zeros(2, 5)}, {"x": torch.zeros(2, 6)}],

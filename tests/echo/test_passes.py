@@ -15,13 +15,17 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stretto
 from tests.echo.sources import Numbers, Rising, epoch, flat, id_batches
 
 DATA = Numbers(12)
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
@@ -171,7 +175,7 @@ def test_a_data_set_that_draws_in_the_thread_is_warned_of_once(draw: Callable[[]
         for _ in range(3):
             epoch(loader)
     assert [warning.category for warning in caught] == [UserWarning]
-    assert "the data set draws from the global random state" in str(caught[0].message)
+    assert "draws from the global random state" in str(caught[0].message)
 
 
 def test_a_data_set_that_draws_in_worker_processes_is_not_warned_of() -> None:
@@ -200,3 +204,50 @@ def test_several_ranks_on_an_unsharded_loader_are_warned_of_once(monkeypatch: py
         assert len(epoch(loader)) == 3
         settings = loader.state_dict()["settings"]
     assert (settings["rank"], settings["world_size"]) == (1, 4)
+
+
+class Refilled:
+    """Yields one tensor, filled anew for every batch, as some pipelines do."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        batch = torch.zeros(2, dtype=torch.long)
+        for number in range(8):
+            batch.copy_(torch.tensor([2 * number, 2 * number + 1]))
+            yield batch
+
+
+@pytest.mark.parametrize("unit", ["example", "batch"])
+def test_a_loader_may_fill_one_tensor_again_and_again(unit: Any) -> None:
+    with stretto.echo(Refilled(), 2, unit=unit, carry_over=False) as loader:
+        assert sorted(flat(epoch(loader))) == sorted([*range(16), *range(16)])
+
+
+def test_a_stateful_loader_without_a_generator_is_keyed_by_the_seed() -> None:
+    def order(seed: int) -> list[int]:
+        source = StatefulDataLoader(TensorDataset(torch.arange(40)), batch_size=4, shuffle=True)
+        with stretto.echo(source, 2, seed=seed) as loader:
+            return [number for batch in loader for number in batch[0].tolist()]
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_closing_gives_a_samplers_own_generator_back() -> None:
+    source = StatefulDataLoader(TensorDataset(torch.arange(40)), batch_size=4, shuffle=True)
+    before = source.batch_sampler.sampler.generator
+    with stretto.echo(source, 2) as loader:
+        next(iter(loader))
+        assert source.batch_sampler.sampler.generator is not before
+    assert source.batch_sampler.sampler.generator is before
+
+
+def test_a_pass_that_ends_before_its_length_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Short(list):
+        def __len__(self) -> int:
+            return 5
+
+    with stretto.echo(Short([torch.zeros(2), torch.zeros(2)]), 1) as loader:
+        list(loader)
+    assert "pass 0 ended after 2 of 5 batches" in caplog.text

@@ -1,5 +1,7 @@
 """What cannot be saved, and what cannot be loaded, says why."""
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,3 +193,25 @@ def test_a_data_set_that_has_shrunk_raises() -> None:
         ValueError, match="pass 0 of the loader ended after 1 batches, but the state was saved after"
     ):
         rest_of_epoch(stretto.echo(Shrinking(id_batches(4, 2)), 1, buffer=2), state)
+
+
+def test_another_sampler_is_refused_by_name() -> None:
+    state = state_after(stretto.echo(DataLoader(Numbers(12), 3, shuffle=True), 2), 3)
+    message = r"samplers=.*RandomSampler.*samplers=.*SequentialSampler"
+    with stretto.echo(DataLoader(Numbers(12), 3), 2) as loader, pytest.raises(ValueError, match=message):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"version": 1}])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with (
+        stretto.echo(id_batches(3, 2), 2) as loader,
+        pytest.raises(ValueError, match="not saved by Echo"),
+    ):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_echo_loader_cannot_be_copied(copy_of: Any) -> None:
+    with stretto.echo(id_batches(3, 2), 2) as loader, pytest.raises(TypeError, match="cannot be pickled or copied"):
+        copy_of(loader)

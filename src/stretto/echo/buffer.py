@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from stretto.echo.leaf import PooledLeaf, why_not_rows
-from stretto.echo.plan import IntArray
+from stretto.echo.plan import SLOT_BYTES, IntArray
 from stretto.echo.state import to_plain
 from stretto.echo.tree import clone, count_bytes, describe, flatten, move, revive
 
@@ -108,18 +108,24 @@ class TensorPool:
         if rows == 0:
             raise ValueError("the loader's first batch has 0 examples: it sets the batch size, so it needs some")
         self._leaves = [PooledLeaf(leaf, device) for leaf in leaves]
-        row_bytes = max(1, sum(leaf.row_bytes for leaf in self._leaves))
+        row_bytes = sum(leaf.row_bytes for leaf in self._leaves)
         bound = bound or Bound(DEFAULT_BATCHES * rows, DEFAULT_BYTES)
         capacity = bound.items if bound.items is not None else 1 << 31
         if bound.num_bytes is not None:
-            capacity = min(capacity, max(bound.num_bytes // row_bytes - rows, rows))
+            capacity = min(capacity, max(bound.num_bytes // (row_bytes + SLOT_BYTES) - rows, rows))
         if capacity < rows or (bound.num_bytes is not None and bound.num_bytes < rows * row_bytes):
             raise bound.too_small(rows, rows * row_bytes)
         self.capacity = capacity
         self.num_slots = capacity + rows
         self.num_bytes = self.num_slots * row_bytes
-        for leaf in self._leaves:
-            leaf.allocate(self.num_slots)
+        try:
+            for leaf in self._leaves:
+                leaf.allocate(self.num_slots)
+        except RuntimeError as error:
+            raise ValueError(
+                f"buffer: {self.num_slots} examples of {row_bytes} bytes cannot be allocated, "
+                f"{self.num_slots * row_bytes} bytes in all. Ask for a smaller buffer"
+            ) from error
         self.is_staged = all(leaf.is_on_cpu for leaf in self._leaves)
         """Whether another thread may put rows: only on the CPU, a device orders its copies by stream."""
 
@@ -232,7 +238,15 @@ class BatchList:
     def take(self, slots: IntArray) -> Any:
         """The batch in the slot. Its last use is a copy too: the loader may hand out the same batch again."""
         batch = self._batches[int(slots[0])][0]
-        return clone(batch) if self._copy else batch
+        if not self._copy:
+            return batch
+        try:
+            return clone(batch)
+        except Exception as error:
+            raise TypeError(
+                f"a batch of type {type(batch).__name__} cannot be copied ({error}): give its class a clone() "
+                "method, or use copy=False and leave batches as they are"
+            ) from error
 
     def free(self, slots: IntArray) -> None:
         """Drop the batches in `slots`."""

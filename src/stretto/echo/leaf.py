@@ -1,5 +1,6 @@
 """One leaf of a batch as rows of a preallocated tensor."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,12 +15,15 @@ def why_not_rows(leaf: Any) -> str:
     """Why `leaf` is not a stack of rows; empty if it is."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided or leaf.is_nested:
-            return f"is a tensor of layout {leaf.layout}"
+            return f"is a tensor of layout {leaf.layout}" if not leaf.is_nested else "is a nested tensor"
     elif isinstance(leaf, np.ndarray):
         if leaf.dtype.hasobject:
             return "is an array of Python objects"
     else:
-        return f"is {leaf!r:.40}, a {type(leaf).__name__}"
+        advice = ""
+        if dataclasses.is_dataclass(leaf):
+            advice = " (a dataclass is taken apart once torch.utils._pytree.register_dataclass knows it)"
+        return f"is {leaf!r:.40} of type {type(leaf).__name__}{advice}"
     return "" if leaf.ndim else "has no dimension"
 
 

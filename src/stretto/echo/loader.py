@@ -10,15 +10,15 @@ one pass (`carry_over=False`). `close()`, the end of a `with` block, or forgetti
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from stretto.echo.factor import Factor
 from stretto.echo.lengths import batch_size_of, items_in_pass, updates_in_pass, updates_per_epoch
-from stretto.echo.passes import is_unsharded
+from stretto.echo.passes import is_unsharded, sampler_names
 from stretto.echo.settings import Settings, Unit, check_int, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
@@ -26,6 +26,7 @@ from stretto.echo.stream import Stream
 from stretto.echo.upstream import Upstream
 
 _VERSION = 1
+_STATE_KEYS = {"settings", "epoch_update", "is_in_epoch", "counters", "stream"}
 _GRACE_S = 0.2  # an abandoned iteration waits so long for its thread, which may be in the middle of a fetch
 
 
@@ -214,7 +215,7 @@ class EchoLoader:
             raise ValueError("this EchoLoader is closed: save its state before close()")
         return {
             "version": _VERSION,
-            "settings": to_plain(self._settings.for_state(self._loader, batch_size_of(self._loader))),
+            "settings": to_plain(self._settings_for_state()),
             "epoch_update": self._epoch_update,
             "is_in_epoch": self._is_in_epoch,
             "counters": asdict(self._counters),
@@ -229,23 +230,33 @@ class EchoLoader:
         Raises ValueError if a setting differs from the saved one, with both values, or if the order of the
         loader's sampler cannot be made again.
         """
-        state = to_plain(state)  # a checkpoint may have been loaded onto an accelerator
-        if state.get("version") != _VERSION:
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if version != _VERSION or not state.keys() >= _STATE_KEYS:
             raise ValueError(
-                f"the state has version {state.get('version')!r}, expected {_VERSION}: it was not saved by "
-                "EchoLoader.state_dict, or by another version of stretto"
+                f"the state is a {type(state).__name__} of version {version!r}, expected {_VERSION}: it was "
+                "not saved by EchoLoader.state_dict, or by another version of stretto"
             )
-        check_settings(state["settings"], self._settings.for_state(self._loader, batch_size_of(self._loader)))
+        check_settings(state["settings"], self._settings_for_state())
+        state = to_plain(state)  # a checkpoint may have been loaded onto an accelerator
         self._stream.load_state_dict(state["stream"])
         self._counters.load(state["counters"])
         self._epoch_update = state["epoch_update"]
         self._is_in_epoch = self._is_resuming = state["is_in_epoch"]
         self._iteration += 1
 
+    def _settings_for_state(self) -> dict[str, Any]:
+        return self._settings.for_state(self._loader, batch_size_of(self._loader), sampler_names(self._loader))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an EchoLoader cannot be pickled or copied, it has a thread and an open iterator: make one where it is "
+            "used, with stretto.echo(...), and hand its state_dict() over"
+        )
+
     def _next(self, iteration: int) -> Any:
         """One update's batch."""
         if iteration != self._iteration or self._is_closed:
-            reason = "is closed" if self._is_closed else "has begun another iteration since"
+            reason = "is closed" if self._is_closed else "has begun another iteration or loaded a state since"
             raise RuntimeError(f"this iterator is over: its EchoLoader {reason}")
         self._clock.asked()
         try:

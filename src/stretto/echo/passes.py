@@ -7,6 +7,7 @@ random state.
 """
 
 import copy
+import logging
 import random
 import warnings
 from collections.abc import Iterator
@@ -29,9 +30,11 @@ from torch.utils.data.dataloader import (
 )  # an IterableDataset's stand-in for a sampler
 
 from stretto.echo.keyed import derive_key
+from stretto.echo.settings import loader_length
 
 _ORDER = 0x0DE4  # the purpose of the stream that keys samplers
 _MAX_OPENINGS = 3
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class Passes:
         self._position = Position(0)
         self._num_batches = 0
         self._keyed: dict[int, torch.Generator] = {}
+        self._before: dict[int, torch.Generator | None] = {}  # what samplers had in place of the keyed ones
         self._has_state = all(hasattr(loader, name) for name in ("state_dict", "load_state_dict"))
         self._warn_of_global_randomness = getattr(loader, "num_workers", None) == 0
 
@@ -102,8 +106,8 @@ class Passes:
         """Drop what is open and take back the generators given to samplers."""
         self._iterator = None
         for sampler in self._random_samplers():
-            if not self._is_own(sampler):
-                sampler.generator = None
+            if id(sampler) in self._keyed:
+                sampler.generator = self._before.pop(id(sampler))
         self._keyed = {}
 
     def _open(self) -> tuple[Any, Any] | PassEnd:
@@ -132,9 +136,10 @@ class Passes:
                 if states:
                     sampler.generator.set_state(states.pop(0))
                 continue
-            generator = self._keyed.setdefault(id(sampler), torch.Generator())
-            generator.manual_seed(key)
-            sampler.generator = generator
+            if id(sampler) not in self._keyed:
+                self._keyed[id(sampler)] = torch.Generator()
+                self._before[id(sampler)] = sampler.generator
+            sampler.generator = self._keyed[id(sampler)].manual_seed(key)
         samplers = _samplers(self._loader)
         holders = {id(h): h for h in (self._loader, *samplers, getattr(self._loader, "dataset", None))}
         for holder in holders.values():
@@ -161,6 +166,9 @@ class Passes:
                     f"the loader is empty: pass {pass_index} had no batch. Expected at least one (a data set "
                     "smaller than one batch with drop_last=True? an iterator that is used up?)"
                 ) from None
+            length = loader_length(self._loader)
+            if length is not None and self._num_batches < length:
+                _LOG.warning("pass %d ended after %d of %d batches", pass_index, self._num_batches, length)
             self.seek(Position(pass_index + 1, start_states=self.start_states()))
             return PassEnd(self._position)
         self._warn_if_changed(before)
@@ -186,7 +194,7 @@ class Passes:
             self._warn_of_global_randomness = False
             if before != _global_random_state():
                 warnings.warn(
-                    "the data set draws from the global random state, and with num_workers=0 it does so in "
+                    "the data set or its sampler draws from the global random state, with num_workers=0 in "
                     "stretto's background thread: neither its numbers nor yours are then reproducible. Use "
                     "num_workers >= 1, or a generator of the data set's own",
                     stacklevel=2,
@@ -199,8 +207,14 @@ class Passes:
         return [holder for holder in (*loaders, *_samplers(self._loader)) if _has_generator(holder)]
 
     def _is_own(self, sampler: Any) -> bool:
-        """Whether the sampler has a generator that is not ours."""
-        return sampler.generator is not None and sampler.generator is not self._keyed.get(id(sampler))
+        """Whether the sampler has a generator of the user's."""
+        if sampler.generator is None or id(sampler) in self._keyed:
+            return False
+        # torchdata's sampler makes one, seeded at random, where the user gave none.
+        is_made = type(sampler).__module__.startswith("torchdata.") and sampler is not self._loader
+        return not (
+            is_made and (id(self._loader) in self._keyed or getattr(self._loader, "generator", None) is None)
+        )
 
 
 def _samplers(loader: Any) -> list[Sampler[Any]]:
@@ -213,6 +227,11 @@ def _samplers(loader: Any) -> list[Sampler[Any]]:
             found[id(sampler)] = sampler
             rest += [getattr(sampler, name, None) for name in ("batch_sampler", "sampler")]
     return list(found.values())
+
+
+def sampler_names(loader: Any) -> list[str]:
+    """The classes of the loader's samplers, outermost first."""
+    return [type(sampler).__name__ for sampler in _samplers(loader)]
 
 
 def _adds_no_randomness(sampler: Any) -> bool:

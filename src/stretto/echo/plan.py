@@ -28,6 +28,7 @@ from stretto.echo.keyed import derive_key, uniform
 
 IntArray = NDArray[np.integer[Any]]
 
+SLOT_BYTES = 9  # of the plan, up to 255 uses
 _DRAWS = 0xD4A3  # the purpose of the stream that picks residents
 _BLOCK = 4096  # random numbers made at a time
 
@@ -47,12 +48,13 @@ class Plan:
     """The residents' slots, uses and order. See the module's docstring.
 
     Args:
-        num_slots: how many slots there are at first (`lend` makes more when none is free).
+        num_slots: how many slots there are at first.
+        limit: how many there can be (`lend` makes more when none is free); None for no limit.
         max_uses: the most uses an item can be admitted with.
         seed: of the stream that picks residents.
     """
 
-    def __init__(self, num_slots: int, max_uses: int, seed: int) -> None:
+    def __init__(self, num_slots: int, max_uses: int, seed: int, *, limit: int | None = None) -> None:
         self.max_uses = max_uses
         self.num_live = 0
         self.num_free = num_slots
@@ -60,6 +62,7 @@ class Plan:
         self._left = np.zeros(num_slots, dtype=np.min_scalar_type(max_uses))
         self._set_pairs(np.zeros((num_slots, 2), dtype=np.int32))
         self._slots[:] = np.arange(num_slots)
+        self._limit = limit
         self._key = derive_key(seed, _DRAWS)
         self._cursor = 0
         self._block = np.empty(0)
@@ -265,7 +268,8 @@ class Plan:
 
     def _grow(self, missing: int) -> None:
         old = len(self._slots)
-        extra = max(old, missing)
+        extra = max(old, missing) if self._limit is None else min(max(old, missing), self._limit - old)
+        assert extra >= missing, "more slots lent than there are"
         end = self.num_live + self.num_free
         self._left = np.concatenate([self._left, np.zeros(extra, dtype=self._left.dtype)])
         self._set_pairs(np.concatenate([self._pairs, np.zeros((extra, 2), dtype=np.int32)]))

@@ -18,6 +18,7 @@ from stretto.echo.factor import num_uses
 from stretto.echo.plan import Draw, IntArray, Plan
 
 FILL_RATE = 1.5
+_FIRST_SLOTS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -46,7 +47,8 @@ class Residents:
         self._factor = factor
         self._seed = seed
         max_uses = max_factor if factor is None else math.ceil(factor)
-        self._plan = Plan(buffer.num_slots, max_uses, seed)
+        limit = buffer.num_slots if buffer.is_fixed else None
+        self._plan = Plan(min(buffer.num_slots, _FIRST_SLOTS), max_uses, seed, limit=limit)
         self._is_filling = True
         self._fill_rate = min(1.0, FILL_RATE / factor) if factor else 1.0
         self._fill_credit = 1.0
@@ -82,7 +84,7 @@ class Residents:
             if self.buffer.is_fixed and self.num_live + prepared.num_items > self.buffer.num_slots:
                 raise ValueError(
                     f"a batch of {prepared.num_items} examples arrived, the first one had {self.batch_size}: the "
-                    f"buffer has no room for it besides {self.num_live} residents. Ask for a larger buffer"
+                    f"buffer has room for {self.buffer.num_slots - self.num_live} more. Ask for a larger buffer"
                 )
             return True
         while excess := self.buffer.excess(prepared.size, self.num_live):
@@ -117,7 +119,7 @@ class Residents:
 
     def lend(self) -> IntArray | None:
         """Free slots for another thread to copy the next batch into, if there are enough for one."""
-        if self.buffer.is_staged and self._plan.num_free >= self.batch_size:
+        if self.buffer.is_staged and self.buffer.num_slots - self.num_live >= self.batch_size:
             return self._plan.lend(self.batch_size)
         return None
 

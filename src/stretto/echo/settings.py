@@ -40,6 +40,9 @@ class Settings:
         if self.device is not None:
             self.device = _check_device(self.device)
         self.seed = check_int("seed", self.seed)
+        for name in ("carry_over", "checkpoint_buffer", "copy"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name}={value!r} is of type {type(value).__name__}: expected True or False")
         if self.max_factor is not None:
             check_int("max_factor", self.max_factor, at_least=1)
             if self.factor != "auto":
@@ -55,7 +58,7 @@ class Settings:
                     "pass, whose length follows from the loader. Use carry_over=True"
                 )
 
-    def for_state(self, loader: Any, batch_size: int | None) -> dict[str, Any]:
+    def for_state(self, loader: Any, batch_size: int | None, samplers: list[str]) -> dict[str, Any]:
         """What a state and the loader that loads it must have in common."""
         rank, world_size = rank_and_world_size()
         return {
@@ -67,6 +70,7 @@ class Settings:
             "updates_per_epoch": self.updates_per_epoch,
             "seed": self.seed,
             "batch_size": batch_size,
+            "samplers": samplers,
             "len(loader)": loader_length(loader),
             "rank": rank,
             "world_size": world_size,
@@ -84,10 +88,13 @@ def check_int(name: str, value: object, *, at_least: int | None = None) -> int:
 
 
 def _check_device(device: torch.device | str) -> torch.device:
+    expected = 'expected a torch.device that this torch can use, or its name, such as "cuda:0"'
     try:
-        return torch.device(device)
-    except RuntimeError:
-        raise ValueError(f'device={device!r}: expected a torch.device or its name, such as "cuda:0"') from None
+        checked = torch.device(device)
+        torch.empty(0, device=checked)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device={device!r}: {expected} ({str(error).splitlines()[0]})") from None
+    return checked
 
 
 def loader_length(loader: Any) -> int | None:

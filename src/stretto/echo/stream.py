@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from stretto.echo.buffer import BatchList, Bound, Buffer, TensorPool
 from stretto.echo.factor import default_max_factor
@@ -29,7 +30,9 @@ class Stream:
         self._counters = counters
         self._clock = clock
         self._passes = Passes(loader, settings.seed)
-        self.upstream = Upstream(self._passes, run_on=settings.carry_over)
+        # A DataLoader yields new tensors and a list yields what stays; any other loader may fill one again.
+        copies = settings.copy and not isinstance(loader, DataLoader | list | tuple)
+        self.upstream = Upstream(self._passes, run_on=settings.carry_over, copies=copies)
         self.residents: Residents | None = None
         self.position = Position(0)
         self.has_begun = False

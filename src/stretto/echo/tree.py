@@ -84,7 +84,9 @@ def count_bytes(tree: Any) -> int:
     rest = [tree]
     while rest:
         for leaf in pytree.tree_leaves(rest.pop()):
-            if isinstance(leaf, torch.Tensor | np.ndarray):
+            if isinstance(leaf, torch.Tensor):
+                total += _tensor_bytes(leaf, seen)
+            elif isinstance(leaf, np.ndarray):
                 total += leaf.nbytes
             elif isinstance(leaf, str | bytes | bytearray):
                 total += len(leaf)
@@ -94,6 +96,19 @@ def count_bytes(tree: Any) -> int:
                 seen.add(id(leaf))
                 rest.append(dict(vars(leaf)))
     return total
+
+
+def _tensor_bytes(tensor: torch.Tensor, seen: set[int]) -> int:
+    """Bytes that a tensor keeps alive: of its whole storage, counted once."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+        index_bytes = 8 * (tensor.sparse_dim() if tensor.layout is torch.sparse_coo else 1)
+        return values.nbytes + index_bytes * values.shape[0]
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() in seen:
+        return 0
+    seen.add(storage.data_ptr())
+    return storage.nbytes()
 
 
 def describe(tree: Any) -> str:
@@ -112,7 +127,7 @@ def describe(tree: Any) -> str:
 
 def _clone_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        copied = leaf.clone()
+        copied = leaf.detach().clone().requires_grad_(leaf.requires_grad)
         vars(copied).update(vars(leaf))
         return copied
     if isinstance(leaf, np.ndarray):

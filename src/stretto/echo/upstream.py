@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from stretto.echo.buffer import Buffer, Prepared
 from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.plan import IntArray
+from stretto.echo.tree import clone
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,11 +61,13 @@ class Upstream:
     Args:
         passes: where batches come from.
         run_on: whether the next pass begins right after a pass's end, or only at the next `start`.
+        copies: whether to copy each batch before the next one is asked for, as the loader may fill it anew.
     """
 
-    def __init__(self, passes: Passes, *, run_on: bool) -> None:
+    def __init__(self, passes: Passes, *, run_on: bool, copies: bool) -> None:
         self._passes = passes
         self._run_on = run_on
+        self._copies = copies
         self._changed = threading.Condition()
         self._ready: deque[Item] = deque()
         self._thread: threading.Thread | None = None
@@ -218,6 +221,8 @@ class Upstream:
             if isinstance(fetched, PassEnd):
                 return fetched
             fresh = Fresh(*fetched)
+            if self._copies:
+                fresh.batch = clone(fresh.batch)
             if self._buffer is not None:
                 fresh.prepared = self._buffer.prepare(fresh.batch)
             return fresh
