@@ -30,19 +30,10 @@ B, SHAPE, FACTOR = 256, (3, 64, 64), 4
 WORK_S = 200e-6
 
 
-class Source:
+def instant_source(length: int) -> list[torch.Tensor]:
     """The same few batches over and over, `length` a pass."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._batches = [torch.randint(0, 256, (B, *SHAPE), dtype=torch.uint8) for _ in range(8)]
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for at in range(self._length):
-            yield self._batches[at % len(self._batches)]
+    batches = [torch.randint(0, 256, (B, *SHAPE), dtype=torch.uint8) for _ in range(8)]
+    return [batches[at % len(batches)] for at in range(length)]
 
 
 class BusySource(IterableDataset[torch.Tensor]):
@@ -81,7 +72,7 @@ def calibrate() -> int:
 
 
 def measure_examples(report: Report, length: int) -> None:
-    with stretto.echo(Source(length), FACTOR) as loader:
+    with stretto.echo(instant_source(length), FACTOR) as loader:
         while loader.stats().resident_items < 63 * B:  # the buffer is full
             for _ in loader:
                 pass

@@ -1,5 +1,6 @@
-"""The code in README.md and docs/ runs."""
+"""The code in README.md and docs/ runs, and the figures are those that the benchmarks wrote."""
 
+import json
 import re
 from pathlib import Path
 
@@ -19,3 +20,11 @@ def blocks() -> list:
 @pytest.mark.parametrize("block", blocks())
 def test_code_block_runs(block: str) -> None:
     exec(compile(block, "block", "exec"), {"__name__": "block"})
+
+
+def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
+    readme = (ROOT / "README.md").read_text()
+    record = json.loads((ROOT / "benchmarks/results/demo_runs.json").read_text())
+    for row in record["starved"]["rows"]:
+        line = f"| {row['title']} | {row['fresh_examples']:,.0f} | {row['updates']:,.0f} | {row['seconds']:.1f} |"
+        assert line in readme

@@ -28,7 +28,9 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """A short run of the command itself."""
     folder = tmp_path_factory.mktemp("demo")
     files = ["--json", str(folder / "demo.json"), "--html", str(folder / "demo.html")]
-    command = stretto("demo", "--only", "none,before", "--target", "45", "--max-updates", "200", "--ratio", "3")
+    command = stretto(
+        "demo", "--only", "none,batch,before", "--target", "45", "--max-updates", "200", "--ratio", "3"
+    )
     finished = subprocess.run([*command, *files], capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     found = json.loads((folder / "demo.json").read_text())
@@ -36,11 +38,14 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def test_demo_reaches_the_target_in_both_conditions_and_counts_both_clocks(record: dict) -> None:
-    plain, echoed = record["runs"]
+    plain, _, echoed = record["runs"]
     assert plain["reached"]
     assert echoed["reached"]
     assert plain["fresh_examples"] == plain["updates"] * 128
-    assert echoed["fresh_examples"] < echoed["updates"] * 128
+    for run in record["runs"][1:]:
+        assert run["fresh_examples"] % 128 == 0
+        assert run["updates"] * 128 / run["fresh_examples"] == pytest.approx(run["factor"])
+        assert 1 < run["factor"] <= 3
     assert plain["curve"][-1]["accuracy"] >= 45
 
 
@@ -111,7 +116,9 @@ def test_bad_input_ends_in_one_line(arguments: list[str], expected: str) -> None
 
 
 def test_summary_says_that_echoing_cannot_help_at_r_near_one() -> None:
-    assert "cannot help" in summarise(1.02, 85, [])
+    rows = [{"condition": "none", "title": "no echo", "speedup": 1.0, "au_percent": 85.0}]
+    assert "no gain" in summarise(1.02, 85, rows)
+    assert "no echo: AU 85 %" in summarise(1.02, 85, rows)
 
 
 def test_summary_names_the_best_condition() -> None:

@@ -77,7 +77,7 @@ class _Terminal(Display):
 
 def demo(
     ratio: Annotated[float, typer.Option(help="R = t_up / t_down that the slow link is set to.")] = 6.0,
-    target: Annotated[float, typer.Option(help="Test accuracy in percent that ends a run.")] = 85.0,
+    target: Annotated[float, typer.Option(help="Test accuracy in percent that ends a run.")] = 83.0,
     seeds: Annotated[int, typer.Option(help="Runs of each condition.")] = 1,
     only: Annotated[
         str | None, typer.Option(help="Conditions, separated by commas: none,batch,after,before,auto.")
@@ -137,12 +137,11 @@ def _table(record: dict[str, Any]) -> Table:
     table.add_column("condition")
     for title in ("settings", "fresh examples", "updates", "seconds", "AU %", "speed-up"):
         table.add_column(title, justify="right")
-    settings = {condition["name"]: _settings(condition) for condition in record["conditions"]}
     for row in record["rows"]:
         speedup = "-" if row["speedup"] is None else f"{row['speedup']:.2f}x"
         table.add_row(
             row["title"],
-            settings[row["condition"]],
+            row["settings"],
             f"{row['fresh_examples']:,.0f}",
             f"{row['updates']:,.0f}",
             f"{row['seconds']:.1f}",
@@ -150,17 +149,6 @@ def _table(record: dict[str, Any]) -> Table:
             speedup if row["reached"] else f"stopped at {row['accuracy']:.1f} %",
         )
     return table
-
-
-def _settings(condition: dict[str, Any]) -> str:
-    if condition["factor"] is None:
-        return ""
-    parts = ["auto" if condition["factor"] == "auto" else f"e = {condition['factor']:g}"]
-    if condition["max_factor"]:
-        parts.append(f"at most {condition['max_factor']}")
-    if condition["buffer_batches"]:
-        parts.append(f"{condition['buffer_batches']} batches")
-    return ", ".join(parts)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -31,6 +31,17 @@ class Condition:
     max_factor: int | None = None
     buffer_batches: int | None = None
 
+    def describe(self) -> str:
+        """The settings in a few words, such as "e = 6, 16 batches"."""
+        if self.factor is None:
+            return ""
+        parts = ["auto" if self.factor == "auto" else f"e = {self.factor:g}"]
+        if self.max_factor is not None:
+            parts.append(f"at most {self.max_factor}")
+        if self.buffer_batches is not None:
+            parts.append(f"{self.buffer_batches} batches")
+        return ", ".join(parts)
+
     def options(self) -> dict[str, Any]:
         """The arguments of `stretto.echo` for this condition."""
         assert self.factor is not None

@@ -100,7 +100,7 @@ def race(
                 stats = echoed.stats()
                 outcome.wait_s += stats.wait_s - waited_before
                 outcome.draw_s += fetched - began - (stats.wait_s - waited_before)
-                outcome.fresh_examples = stats.fresh_items
+                outcome.fresh_examples = stats.fresh_batches * BATCH_SIZE
             if outcome.updates % goal.evaluate_every == 0:
                 with link_paused():
                     accuracy = trainer.accuracy(goal.images, goal.labels)

@@ -230,4 +230,7 @@ def _get(port: int, path: str) -> bytes | None:
 
 def _takes_volumes(master_port: int) -> bool:
     status = _get(master_port, "/dir/status")
-    return status is not None and json.loads(status)["Topology"]["Max"] > 0
+    try:
+        return status is not None and json.loads(status)["Topology"]["Max"] > 0
+    except (ValueError, KeyError):  # it answers before it knows its topology
+        return False

@@ -124,8 +124,11 @@ class Passes:
             first = self._fetch(iterator)
             # A sampler reads its epoch when the first index is drawn: a trainer's set_epoch may have come between.
             if all(getattr(sampler, "epoch", None) == epoch for sampler, epoch in epochs):
-                break
-        return first
+                return first
+        raise RuntimeError(
+            f"the epoch of a sampler kept changing while pass {position.pass_index} began: set_epoch is called in a "
+            "loop somewhere"
+        )
 
     def _enter_pass(self, position: Position) -> list[tuple[Any, Any]]:
         """Set the pass number and the generators. Returns the samplers and the epoch each then has."""

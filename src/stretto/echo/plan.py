@@ -180,9 +180,10 @@ class Plan:
         return slots
 
     def _use(self, positions: IntArray) -> Draw:
-        slots = self._slots[positions]
-        lag = self.num_updates * len(positions) - int(self._born[positions].sum())
-        left = self._left[positions] - 1
+        pairs = self._both.take(positions).view(np.int32).reshape(-1, 2)
+        slots = pairs[:, 0].copy()
+        lag = self.num_updates * len(positions) - int(pairs[:, 1].sum())
+        left = self._left.take(positions) - 1
         self._left[positions] = left
         spent = positions[left == 0]
         return Draw(slots, self._free(spent) if len(spent) else spent, sum_lag=lag)
@@ -213,7 +214,7 @@ class Plan:
             stays = np.ones(len(positions), dtype=bool)
             stays[positions[~is_hole] - live] = False
             holes, movers = positions[is_hole], live + np.flatnonzero(stays)
-        for column in (self._slots, self._left, self._born):
+        for column in (self._both, self._left):
             column[holes] = column[movers]
         self._slots[live : self.num_live] = freed
         self.num_live = live
@@ -247,13 +248,13 @@ class Plan:
         more += 4 * math.isqrt(more) + 8
         while True:
             places = (self._random(count + more) * n).astype(np.int64)
-            marks = np.arange(len(places), dtype=np.int32)
-            kept = self._slots[places]
+            marks = np.arange(len(places))
+            kept = self._both.take(places)
             try:  # Of equal picks the last one finds its own mark where all of them have put theirs.
-                self._slots[places] = marks
-                picks: IntArray = places[self._slots[places] == marks]
+                self._both[places] = marks
+                picks: IntArray = places[self._both.take(places) == marks]
             finally:
-                self._slots[places] = kept
+                self._both[places] = kept
             if len(picks) >= count:
                 return picks[:count]
 
@@ -279,5 +280,6 @@ class Plan:
     def _set_pairs(self, pairs: NDArray[np.int32]) -> None:
         """Keep slots and births side by side: both are read in a draw, from one cache line."""
         self._pairs = pairs
+        self._both = pairs.view(np.int64)[:, 0]
         self._slots: IntArray = pairs[:, 0]
         self._born: IntArray = pairs[:, 1]

@@ -44,14 +44,14 @@ class Settings:
             if not isinstance(value := getattr(self, name), bool):
                 raise TypeError(f"{name}={value!r} is of type {type(value).__name__}: expected True or False")
         if self.max_factor is not None:
-            check_int("max_factor", self.max_factor, at_least=1)
+            self.max_factor = check_int("max_factor", self.max_factor, at_least=1)
             if self.factor != "auto":
                 raise ValueError(
                     f"max_factor={self.max_factor} has no effect with factor={self.factor}: it is the bound of "
                     '"auto"'
                 )
         if self.updates_per_epoch is not None:
-            check_int("updates_per_epoch", self.updates_per_epoch, at_least=1)
+            self.updates_per_epoch = check_int("updates_per_epoch", self.updates_per_epoch, at_least=1)
             if not self.carry_over:
                 raise ValueError(
                     f"updates_per_epoch={self.updates_per_epoch} with carry_over=False: there an epoch is one "

@@ -161,5 +161,10 @@ def _fill(shell: Any, content: dict[Any, Any]) -> Any:
 def move(tree: Any, device: torch.device) -> Any:
     """`tree` with its tensors on `device`; objects with a `to` method (custom batches) are asked to move."""
     leaves, structure = flatten(tree)
-    moved = [leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf for leaf in leaves]
-    return structure.build(moved)
+    return structure.build([_move_leaf(leaf, device) for leaf in leaves])
+
+
+def _move_leaf(leaf: Any, device: torch.device) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(device, non_blocking=True)
+    return leaf.to(device) if hasattr(leaf, "to") else leaf
