@@ -1,8 +1,8 @@
 """How fast the buffer should fill at a fixed factor: time to a test accuracy on a virtual clock.
 
 The demonstration's training job, R = e = 6, with real training and a clock that counts an update as 1 and a fresh
-batch as 6, so that the result does not depend on the machine. FILL_RATE is tried from 1.5
-(at 1 the buffer never grows) to e (one batch an update until it is full), with a small buffer and a large one. "auto" and no echo beside it.
+batch as 6, so that the result does not depend on the machine. FILL_RATE is tried from 1.5 (at 1 the buffer never
+grows) to e (one batch an update until it is full), with a small buffer and a large one. "auto" and no echo beside.
 """
 
 from dataclasses import dataclass

@@ -126,8 +126,8 @@ class Passes:
             if all(getattr(sampler, "epoch", None) == epoch for sampler, epoch in epochs):
                 return first
         raise RuntimeError(
-            f"the epoch of a sampler kept changing while pass {position.pass_index} began: set_epoch is called in a "
-            "loop somewhere"
+            f"the epoch of a sampler kept changing while pass {position.pass_index} began: set_epoch is called in "
+            "a loop somewhere"
         )
 
     def _enter_pass(self, position: Position) -> list[tuple[Any, Any]]:
