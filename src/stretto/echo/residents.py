@@ -4,7 +4,7 @@ A number as factor admits by counts alone. While the buffer fills, at most `FILL
 (never more than one); once it is full, a batch whenever a whole one fits. "auto" admits what is ready, one
 batch an update, and makes room by evicting the residents with the most uses.
 
-FILL_RATE is measured (benchmarks/fill_rate.py, R = e = 6; 4,561 updates' time to a target accuracy without echoing):
+FILL_RATE is measured (benchmarks/fill_rate.py, R = e = 6; 4,561 updates' time to a target without echoing):
 with a buffer of 64 batches 948 at 1.5 / e, 1,023 at 2 / e, 1,021 at one batch an update; with 16 batches 902, 866
 and 881, no clear difference. At 1 / e the buffer would never grow beyond a batch.
 """
