@@ -1,13 +1,13 @@
 """Nothing of an EchoLoader outlives its use: no thread, no worker process, no memory."""
 
 import gc
+import multiprocessing
 import subprocess
 import sys
 import threading
 import weakref
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -26,8 +26,9 @@ def assert_nothing_is_left() -> None:
     for thread in upstream_threads():
         thread.join(PATIENCE_S)
     assert upstream_threads() == []
-    workers = psutil.Process().children()
-    assert psutil.wait_procs(workers, PATIENCE_S)[1] == []
+    for worker in multiprocessing.active_children():
+        worker.join(PATIENCE_S)
+    assert multiprocessing.active_children() == []
 
 
 @WORKERS
