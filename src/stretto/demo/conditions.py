@@ -42,17 +42,6 @@ class Condition:
             parts.append(f"{self.buffer_batches} batches")
         return ", ".join(parts)
 
-    def options(self) -> dict[str, Any]:
-        """The arguments of `stretto.echo` for this condition."""
-        assert self.factor is not None
-        per_batch = BATCH_SIZE if self.unit == "example" else 1
-        return {
-            "factor": self.factor,
-            "unit": self.unit,
-            "max_factor": self.max_factor,
-            "buffer": None if self.buffer_batches is None else self.buffer_batches * per_batch,
-        }
-
     def feed(self, dataset: ShardDataset, seed: int) -> tuple[Iterable[Batch], EchoLoader | None]:
         """The batches of this condition, over passes without end if echoed, and the EchoLoader if there is one."""
         loader: DataLoader[Any] = DataLoader(
@@ -66,7 +55,16 @@ class Condition:
         if self.factor is None:
             return loader, None
         augment = Augment(seed) if self.augments_each_use else None
-        echoed = echo(loader, augment=augment, seed=seed, **self.options())
+        per_batch = BATCH_SIZE if self.unit == "example" else 1
+        echoed = echo(
+            loader,
+            self.factor,
+            unit=self.unit,
+            buffer=None if self.buffer_batches is None else self.buffer_batches * per_batch,
+            augment=augment,
+            max_factor=self.max_factor,
+            seed=seed,
+        )
         return echoed, echoed
 
 

@@ -23,12 +23,10 @@ _FIRST_SLOTS = 1 << 16
 
 @dataclass(slots=True)
 class Drawn:
-    """One update's batch, with what it says about the plan."""
+    """One update's batch, and the draw that it was made by."""
 
     batch: Any
-    num_items: int
-    num_duplicates: int
-    sum_lag: int
+    draw: Draw
 
 
 class Residents:
@@ -186,4 +184,4 @@ class Residents:
         self.buffer.free(draw.freed)
         if self._is_filling:
             self._fill_credit += self._fill_rate
-        return Drawn(batch, len(draw.slots), draw.num_duplicates, draw.sum_lag)
+        return Drawn(batch, draw)

@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
+from stretto.echo.plan import Draw
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EchoStats:
@@ -74,12 +76,12 @@ class Counters:
     dropped_uses: int = 0
     sum_lag: int = 0
 
-    def drew(self, num_items: int, num_duplicates: int, sum_lag: int) -> None:
+    def drew(self, draw: Draw) -> None:
         """Count one update."""
         self.updates += 1
-        self.uses += num_items
-        self.duplicates += num_duplicates
-        self.sum_lag += sum_lag
+        self.uses += len(draw.slots)
+        self.duplicates += draw.num_duplicates
+        self.sum_lag += draw.sum_lag
 
     def load(self, state: dict[str, int]) -> None:
         """Take over saved counts."""

@@ -74,7 +74,7 @@ class Stream:
         if drawn is None:
             self.drop_residents()
             return None
-        self._counters.drew(drawn.num_items, drawn.num_duplicates, drawn.sum_lag)
+        self._counters.drew(drawn.draw)
         return drawn
 
     def abandon_pass(self) -> None:
