@@ -38,6 +38,9 @@ class Bound:
     items: int | None
     num_bytes: int | None
 
+    def __str__(self) -> str:
+        return f"{self.num_bytes} bytes" if self.num_bytes is not None else f"{self.items}"
+
     @classmethod
     def parse(cls, buffer: object) -> "Bound | None":
         """Read the `buffer` argument; None, the default, depends on the first batch.
@@ -61,9 +64,8 @@ class Bound:
 
     def too_small(self, batch_items: int, batch_bytes: int) -> ValueError:
         """The error that one batch is above this bound."""
-        bound = f"{self.num_bytes} bytes" if self.num_bytes is not None else f"{self.items}"
         return ValueError(
-            f"buffer={bound} is smaller than one batch of {batch_items} items and {batch_bytes} bytes: "
+            f"buffer={self} is smaller than one batch of {batch_items} items and {batch_bytes} bytes: "
             'give room for several batches, such as buffer="2GiB"'
         )
 

@@ -18,7 +18,7 @@ import torch
 
 from stretto.echo.factor import Factor
 from stretto.echo.lengths import batch_size_of, items_in_pass, updates_in_pass, updates_per_epoch
-from stretto.echo.passes import is_unsharded, sampler_names
+from stretto.echo.order import is_unsharded, sampler_names
 from stretto.echo.settings import Settings, Unit, check_int, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats

@@ -16,23 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from torch.utils.data.dataloader import (
-    _InfiniteConstantSampler,
-)  # an IterableDataset's stand-in for a sampler
+from torch.utils.data import DataLoader
 
 from stretto.echo.keyed import derive_key
+from stretto.echo.order import ORDER, has_generator, samplers_of
 from stretto.echo.settings import loader_length
 
-_ORDER = 0x0DE4  # the purpose of the stream that keys samplers
 _MAX_OPENINGS = 3
 _LOG = logging.getLogger(__name__)
 
@@ -93,15 +82,6 @@ class Passes:
         """The present states of the samplers' own generators."""
         return [sampler.generator.get_state() for sampler in self._random_samplers() if self._is_own(sampler)]
 
-    def check_replayable(self) -> None:
-        """Raise ValueError if the order of the loader's sampler can be neither keyed nor restored."""
-        for sampler in _samplers(self._loader):
-            if not (_adds_no_randomness(sampler) or _has_generator(sampler) or hasattr(sampler, "set_epoch")):
-                raise ValueError(
-                    f"the order of {type(sampler).__name__} cannot be made again, so the state cannot be loaded: "
-                    "expected a sampler with set_epoch(epoch) or with a generator attribute. Add one of them"
-                )
-
     def close(self) -> None:
         """Drop what is open and take back the generators given to samplers."""
         self._iterator = None
@@ -132,7 +112,7 @@ class Passes:
 
     def _enter_pass(self, position: Position) -> list[tuple[Any, Any]]:
         """Set the pass number and the generators. Returns the samplers and the epoch each then has."""
-        key = derive_key(self._seed, _ORDER, position.pass_index)
+        key = derive_key(self._seed, ORDER, position.pass_index)
         states = list(position.start_states or [])
         for sampler in self._random_samplers():
             if self._is_own(sampler):
@@ -143,7 +123,7 @@ class Passes:
                 self._keyed[id(sampler)] = torch.Generator()
                 self._before[id(sampler)] = sampler.generator
             sampler.generator = self._keyed[id(sampler)].manual_seed(key)
-        samplers = _samplers(self._loader)
+        samplers = samplers_of(self._loader)
         holders = {id(h): h for h in (self._loader, *samplers, getattr(self._loader, "dataset", None))}
         for holder in holders.values():
             if callable(set_epoch := getattr(holder, "set_epoch", None)):
@@ -207,7 +187,7 @@ class Passes:
         """Everything whose `generator` decides an order; the DataLoader itself seeds its workers from one."""
         inner = getattr(self._loader, "base_dataloader", None)  # Accelerate's loaders iterate another one
         loaders = [loader for loader in (self._loader, inner) if isinstance(loader, DataLoader)]
-        return [holder for holder in (*loaders, *_samplers(self._loader)) if _has_generator(holder)]
+        return [holder for holder in (*loaders, *samplers_of(self._loader)) if has_generator(holder)]
 
     def _is_own(self, sampler: Any) -> bool:
         """Whether the sampler has a generator of the user's."""
@@ -218,40 +198,6 @@ class Passes:
         return not (
             is_made and (id(self._loader) in self._keyed or getattr(self._loader, "generator", None) is None)
         )
-
-
-def _samplers(loader: Any) -> list[Sampler[Any]]:
-    """The loader's samplers, outermost first, each once."""
-    found: dict[int, Any] = {}
-    rest = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
-    while rest:
-        sampler = rest.pop(0)
-        if sampler is not None and id(sampler) not in found:
-            found[id(sampler)] = sampler
-            rest += [getattr(sampler, name, None) for name in ("batch_sampler", "sampler")]
-    return list(found.values())
-
-
-def sampler_names(loader: Any) -> list[str]:
-    """The classes of the loader's samplers, outermost first."""
-    return [type(sampler).__name__ for sampler in _samplers(loader)]
-
-
-def _adds_no_randomness(sampler: Any) -> bool:
-    """Whether the sampler is sequential or groups the indices of another one; a subclass may do anything."""
-    is_known = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata", "accelerate")
-    return is_known and isinstance(sampler, SequentialSampler | BatchSampler | _InfiniteConstantSampler)
-
-
-def is_unsharded(loader: Any) -> bool:
-    """Whether the loader surely reads all the data on every rank: its sampler is one of torch's simple ones."""
-    simple = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-    return type(getattr(loader, "sampler", None)) in simple
-
-
-def _has_generator(holder: Any) -> bool:
-    """Whether a torch generator decides the order; None stands for the global one."""
-    return isinstance(getattr(holder, "generator", holder), torch.Generator | None)
 
 
 def _global_random_state() -> tuple[Any, ...]:

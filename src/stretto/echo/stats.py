@@ -41,6 +41,14 @@ class EchoStats:
     """Seconds spent on drawing, copying and `augment`."""
     step_s: float
     """Seconds between handing a batch out and being asked for the next one."""
+    reads: int = 0
+    """Examples that worker processes read, ahead of the updates (EchoDataLoader)."""
+    reread: int = 0
+    """The part of `reads` that had been read before: after an early end, a resume or a lost worker."""
+    skipped: int = 0
+    """Examples left out because they raised (`on_error="skip"`)."""
+    dropped_items: int = 0
+    """Examples of this rank that were not used, so that all ranks make equally many updates."""
 
     @property
     def factor(self) -> float:
@@ -75,6 +83,7 @@ class Counters:
     duplicates: int = 0
     dropped_uses: int = 0
     sum_lag: int = 0
+    dropped_items: int = 0
 
     def drew(self, draw: Draw) -> None:
         """Count one update."""

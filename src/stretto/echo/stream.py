@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from stretto.echo.buffer import BatchList, Bound, Buffer, TensorPool
 from stretto.echo.factor import default_max_factor
 from stretto.echo.lengths import updates_per_epoch
+from stretto.echo.order import check_replayable
 from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.residents import Drawn, Residents
 from stretto.echo.settings import Settings
@@ -119,7 +120,7 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved. Raises ValueError if the loader's order cannot be made again."""
         if state["has_begun"]:
-            self._passes.check_replayable()
+            check_replayable(self._loader)
         self.position = Position(**state["position"])
         self.upstream.seek(self.position)
         self.upstream.attach(None)

@@ -71,8 +71,20 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     return leaves, Structure(spec, mappings, paths)
 
 
+_UNCHANGEABLE = {int, float, bool, complex, str, bytes, type(None)}
+
+
 def clone(tree: Any) -> Any:
     """A copy that shares no memory with `tree`, all types kept."""
+    kind = type(tree)
+    if kind in _UNCHANGEABLE:
+        return tree
+    if kind in (torch.Tensor, np.ndarray):
+        return _clone_leaf(tree)
+    if kind in (tuple, list):  # as what follows does, at a fifth of the time
+        return kind([clone(part) for part in tree])
+    if kind is dict:
+        return {key: clone(part) for key, part in tree.items()}
     leaves, structure = flatten(tree)
     return structure.build([_clone_leaf(leaf) for leaf in leaves])
 
@@ -90,12 +102,23 @@ def count_bytes(tree: Any) -> int:
                 total += leaf.nbytes
             elif isinstance(leaf, str | bytes | bytearray):
                 total += len(leaf)
+            elif _is_picture(leaf):
+                width, height = leaf.size
+                total += width * height * _PIXEL_BYTES.get(leaf.mode, 4)
             elif isinstance(leaf, Mapping):
                 rest.append(dict(leaf))
             elif hasattr(leaf, "__dict__") and not isinstance(leaf, type) and id(leaf) not in seen:
                 seen.add(id(leaf))
                 rest.append(dict(vars(leaf)))
     return total
+
+
+_PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2}  # of the other modes 4, also of RGB
+
+
+def _is_picture(leaf: Any) -> bool:
+    """Whether it is one of Pillow's, which is not imported for that."""
+    return hasattr(leaf, "getbands") and hasattr(leaf, "mode")
 
 
 def _tensor_bytes(tensor: torch.Tensor, seen: set[int]) -> int:
@@ -134,6 +157,8 @@ def _clone_leaf(leaf: Any) -> Any:
         return leaf.copy()
     if hasattr(leaf, "clone"):  # batch classes with a cheaper copy of their own, such as PyG's Data
         return leaf.clone()
+    if _is_picture(leaf):
+        return leaf.copy()
     return copy.deepcopy(leaf)
 
 

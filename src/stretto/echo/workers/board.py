@@ -1,0 +1,81 @@
+"""Counters in shared memory: each worker process writes its own row, the main process reads them all."""
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class Count(IntEnum):
+    """What is counted, by worker. Times are wall time in nanoseconds."""
+
+    READS = 0
+    """Examples read: fetched from the data set, and run through the stages before the echo point."""
+    REREADS = 1
+    """The part of them that had been read before and was not there any more."""
+    EVICTED = 2
+    """Residents that left before their last use, because a worker was above its share of the bytes."""
+    SKIPPED = 3
+    """Examples left out because they raised."""
+    USES = 4
+    READ_NS = 5
+    USE_NS = 6
+    """Time in the stages after the echo point."""
+    RESIDENTS = 7
+    RESIDENT_BYTES = 8
+    """As far as they were measured, which is where the buffer's bound is in bytes."""
+
+
+class Board:
+    """Counts by worker, and the settings that the main process changes as it goes.
+
+    Args:
+        num_workers: rows; one for the main process where there are none.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._counts = _shared(max(1, num_workers), len(Count), dtype=torch.int64)
+        self._settings = _shared(3, dtype=torch.float64)
+
+    def row(self, worker_id: int) -> NDArray[np.int64]:
+        """The counts of one worker, by `Count`, to be written by it alone."""
+        row: NDArray[np.int64] = self._counts[worker_id].numpy()
+        return row
+
+    def total(self, count: Count) -> int:
+        """The sum over the workers."""
+        return int(self._counts[:, count].sum())
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is about to begin or has begun."""
+        return int(self._settings[0])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._settings[0] = epoch
+
+    @property
+    def factor(self) -> float:
+        """The echoing factor now in force."""
+        return float(self._settings[1])
+
+    @factor.setter
+    def factor(self, factor: float) -> None:
+        self._settings[1] = factor
+
+    @property
+    def share_bytes(self) -> int:
+        """What one worker may keep; 0 where the plan alone bounds it."""
+        return int(self._settings[2])
+
+    @share_bytes.setter
+    def share_bytes(self, share_bytes: int) -> None:
+        self._settings[2] = share_bytes
+
+
+def _shared(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that all processes see which are forked or handed it."""
+    shared: torch.Tensor = torch.zeros(shape, dtype=dtype).share_memory_()  # type: ignore[no-untyped-call]
+    return shared

@@ -1,0 +1,79 @@
+"""Who iterates an `EchoPlan`: found by walking up the stack when its first batch is drawn.
+
+Trainers build loaders of their own around the plan and hand nothing back: Accelerate's takes every P-th batch of it
+and fetches one batch ahead of the training step. The plan has to know P, and how far the step is.
+"""
+
+import sys
+import weakref
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_DEPTH = 16
+_LIBRARIES = ("torch", "torchdata", "accelerate")
+
+
+@dataclass(slots=True)
+class Consumer:
+    """The loader that draws from a plan."""
+
+    num_processes: int = 1
+    """Processes among which the batches are dealt out."""
+    process_index: int = 0
+    num_skipped: int = 0
+    """Batches of this process that are drawn and thrown away first (Accelerate's `skip_first_batches`)."""
+    is_own: bool = False
+    """Whether it is an EchoDataLoader, which says what it gave."""
+    _iterator: Any = None
+    _ahead: Any = None
+
+    def num_yielded(self) -> int | None:
+        """Batches that the training step was given in this process; None once the iterator is gone."""
+        iterator = self._iterator() if self._iterator else None
+        if iterator is None:
+            return None
+        ahead = self._ahead() if self._ahead else None
+        is_ahead = ahead is not None and not ahead.end_of_dataloader and iterator._num_yielded > 0
+        return self.num_skipped + int(iterator._num_yielded) - is_ahead
+
+
+def find_consumer(plan: Any) -> Consumer:
+    """The consumer in whose call this function runs. Raises ValueError if it cuts batches into pieces."""
+    found = Consumer()
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        holder: Any = frame.f_locals.get("self")
+        if type(holder).__module__ == "stretto.echo.dataloader":
+            found.is_own = True
+        elif type(holder).__module__.partition(".")[0] in _LIBRARIES:
+            if _deals_out(holder, plan):
+                found.num_processes, found.process_index = holder.num_processes, holder.process_index
+            elif type(holder).__name__ == "SkipBatchSampler":
+                found.num_skipped += holder.skip_batches
+            elif hasattr(holder, "_num_yielded") and not found._iterator:
+                found._iterator = weakref.ref(holder)
+            elif hasattr(holder, "end_of_dataloader"):
+                found._ahead = weakref.ref(holder)
+        frame = frame.f_back
+    return found
+
+
+def num_processes_of_caller(plan: Any) -> int | None:
+    """P if what called the caller deals the plan's batches out among P processes."""
+    holder: Any = sys._getframe(2).f_locals.get("self")
+    return int(holder.num_processes) if _deals_out(holder, plan) else None
+
+
+def _deals_out(holder: Any, plan: Any) -> bool:
+    """Whether `holder` is an Accelerate BatchSamplerShard of the plan."""
+    if type(holder).__name__ != "BatchSamplerShard" or holder.batch_sampler is not plan:
+        return False
+    if holder.num_processes > 1 and holder.split_batches:
+        raise ValueError(
+            "split_batches=True cuts each batch into pieces for the processes, so that an example would be read by "
+            "all of them: use split_batches=False with an EchoDataLoader"
+        )
+    return True

@@ -1,0 +1,203 @@
+"""A map-style data set in a worker: what the plan uses again is kept, and finished anew for each use."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from stretto.echo.buffer import DEFAULT_BATCHES, DEFAULT_BYTES, Bound
+from stretto.echo.tree import clone, count_bytes
+from stretto.echo.workers.board import Board, Count
+from stretto.echo.workers.parts import ABSENT, Parts
+
+Use = tuple[int, int, Any, int, bool]
+"""(epoch, position in its order, index, which use from 0, whether it is the last)."""
+
+
+class SingleUse(tuple[Any, ...]):
+    """A `Use` that is not part of a batch (`batch_size=None`)."""
+
+
+NUM_PROBED = 64
+_RESIDENT_BYTES = 600  # of Python objects around an example: record, dictionary entry, array or tensor headers
+
+
+def resident_bytes(example: Any) -> int:
+    """Bytes that keeping `example` costs."""
+    return count_bytes(example) + _RESIDENT_BYTES
+
+
+def count_residents(bound: Bound | None, sizes: Sequence[float], draw_size: int, num_workers: int) -> int:
+    """How many items the workers of a process keep, together; as many in each, and at least a draw.
+
+    Args:
+        bound: of all workers together; None for 64 draws, at most 1 GiB.
+        sizes: bytes of some items. Items that differ in size get room for three standard deviations of their sum,
+            and of what these few may say wrongly of the rest.
+        draw_size: items of a batch.
+        num_workers: at least 1.
+
+    Raises ValueError if the bound has no room for a batch in every worker.
+    """
+    most = DEFAULT_BATCHES * draw_size if bound is None else bound.items
+    num_bytes = DEFAULT_BYTES if bound is None else bound.num_bytes
+    if num_bytes is not None and any(sizes):
+        mean, deviation = statistics.fmean(sizes), statistics.pstdev(sizes)
+        # n items need mean n + 3 deviation (n / sqrt(len(sizes)) + sqrt(n)) bytes: quadratic in sqrt(n).
+        per_item, margin = mean + 3 * deviation / math.sqrt(len(sizes)), 3 * deviation
+        root = (math.sqrt(margin**2 + 4 * per_item * num_bytes / num_workers) - margin) / (2 * per_item)
+        fitting = num_workers * int(root**2)
+        most = fitting if most is None else min(most, fitting)
+    if most is None:  # nothing to read
+        most = draw_size * num_workers
+    if bound is None:
+        return max(most, draw_size * num_workers)
+    if most < draw_size * num_workers:
+        raise ValueError(
+            f"buffer={bound} has room for {most} items, with batches of {draw_size} in {num_workers} workers: "
+            f"expected room for a batch in each, {draw_size * num_workers} items. Give a larger buffer"
+        )
+    return most
+
+
+@dataclass(slots=True)
+class _Kept:
+    example: Any
+    num_bytes: int
+    num_uses: int = 0
+
+
+class EchoedDataset(Dataset[Any]):
+    """The data set that an EchoDataLoader's workers get: its indices are the uses of an `EchoPlan`.
+
+    Each example is read at its first use, kept while the plan has uses for it, and let go at its last. One that is
+    not there when it should be (after a resume or a lost worker) is read again under the same random state and
+    counted. `dataset[i]` is what it is without echoing, and so are all other attributes.
+    """
+
+    def __init__(self, dataset: Any, make_parts: Callable[..., Parts], num_workers: int) -> None:
+        self.dataset = dataset
+        self.board = Board(num_workers)
+        self.parts = make_parts(dataset, board=self.board)
+        self._epoch: int | None = None
+        self._kept: dict[int, _Kept] = {}
+        self._failed: set[int] = set()
+        self._kept_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        """The data set's own attribute."""
+        if name.startswith("__") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is kept: a worker that is started by pickling begins with nothing."""
+        return {**self.__dict__, "_epoch": None, "_kept": {}, "_failed": set(), "_kept_bytes": 0}
+
+    def __getitem__(self, use: Any) -> Any:
+        """One use, for a loader with `batch_size=None`; or with an index of the data set, that example."""
+        if isinstance(use, SingleUse):
+            return self.__getitems__([use])[0]
+        parts = self.parts
+        return parts.after.run(parts.before.run(parts.source[use], use), use)
+
+    def __getitems__(self, uses: Sequence[Use]) -> list[Any]:
+        """The examples of a batch, one for each use, in order; fewer where some raised and may be skipped."""
+        examples = []
+        error: Exception | None = None
+        with self.parts as parts:
+            row = parts.row()
+            self._begin(uses[0][0])
+            for use, fetched in zip(uses, self._fetch(uses, row), strict=True):
+                epoch, position, index, number, _ = use
+                if position in self._failed:
+                    continue
+                try:
+                    example = self._private(use, fetched, row)
+                    examples.append(parts.finish(example, epoch, position, number, index, row))
+                except Exception as raised:
+                    error = raised
+                    self._failed.add(position)
+                    self._forget(position)
+                    parts.failed(raised, index, row)
+            row[Count.RESIDENTS] = len(self._kept)
+            row[Count.RESIDENT_BYTES] = self._kept_bytes
+        if not examples:
+            raise ValueError("no example is left in a batch: all of its examples raised") from error
+        return examples
+
+    def _begin(self, epoch: int) -> None:
+        if epoch != self._epoch:  # what is left of an epoch that ended early
+            self._epoch = epoch
+            self._kept.clear()
+            self._failed.clear()
+            self._kept_bytes = 0
+
+    def _needs_reading(self, use: Use) -> bool:
+        position, number = use[1], use[3]
+        return position not in self._failed and (number == 0 or position not in self._kept)
+
+    def _fetch(self, uses: Sequence[Use], row: Any) -> list[Any]:
+        """For each use what the source holds, if that could be read together with others, else ABSENT."""
+        missing = [use for use in uses if self._needs_reading(use)]
+        fetched = iter(self.parts.fetch([use[:3] for use in missing], row))
+        return [next(fetched) if self._needs_reading(use) else ABSENT for use in uses]
+
+    def _private(self, use: Use, fetched: Any, row: Any) -> Any:
+        """The example up to the echo point, for the caller to change as it likes."""
+        epoch, position, index, number, is_last = use
+        kept = None if number == 0 else self._kept.get(position)
+        if kept is None:
+            example = self.parts.read(epoch, position, index, row, fetched)
+            row[Count.REREADS] += number > 0
+            if is_last:
+                return example
+            kept = _Kept(example, resident_bytes(example) if self.board.share_bytes else 0)
+            self._kept[position] = kept
+            self._kept_bytes += kept.num_bytes
+            self._make_room(position, row)
+        elif is_last:
+            self._forget(position)
+            return kept.example
+        kept.num_uses += 1
+        return clone(kept.example)
+
+    def _forget(self, position: int) -> None:
+        if (kept := self._kept.pop(position, None)) is not None:
+            self._kept_bytes -= kept.num_bytes
+
+    def _make_room(self, newest: int, row: Any) -> None:
+        while self._kept_bytes > self.board.share_bytes > 0 and len(self._kept) > 1:
+            used_most = max((position for position in self._kept if position != newest), key=self._num_uses)
+            self._forget(used_most)
+            row[Count.EVICTED] += 1
+
+    def _num_uses(self, position: int) -> int:
+        return self._kept[position].num_uses
+
+
+class Probe(Dataset[int]):
+    """What examples cost to keep, measured in workers like those that will keep them."""
+
+    def __init__(self, parts: Parts, indices: Sequence[Any]) -> None:
+        self._parts = replace(parts, board=Board(NUM_PROBED))  # these reads do not count
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, at: int) -> int:
+        """Bytes of an example; 0 for one that may be skipped."""
+        with self._parts as parts:
+            row = parts.row()
+            try:
+                return resident_bytes(parts.read(0, at, self._indices[at], row))
+            except Exception as error:
+                parts.failed(error, self._indices[at], row)
+                return 0

@@ -1,0 +1,92 @@
+"""The factor of "auto" inside the workers: from service times, measured anew at an interval of updates.
+
+With d seconds for reading an example up to the echo point, a for finishing a use, W workers, B examples a batch
+and t seconds for an update, the workers keep up when B * (d / e + a + c) / W <= t, where c is what else they do
+(collate, transport), known once they could not keep up. So
+
+    t_up = B * d / W        t_down = t - B * (a + c) / W        R = t_up / t_down
+
+and without workers t_down = t + B * a. The next interval's factor is R, within [1, max_factor].
+"""
+
+import time
+
+from stretto.echo.stats import Clock
+from stretto.echo.workers.board import Board, Count
+
+_EARLY = (10, 30)
+_INTERVAL = 100
+_WAITS = 1.05  # an update's period over the step's time from which on the workers are said not to keep up
+_RAISE = 1.5
+
+
+def is_due(num_updates: int) -> bool:
+    """Whether the factor is to be chosen anew before update `num_updates` of an epoch."""
+    return num_updates in _EARLY or (num_updates > 0 and num_updates % _INTERVAL == 0)
+
+
+class Pace:
+    """Measures service times and derives the factor from them.
+
+    Args:
+        board: the workers' counts.
+        num_workers: 0 for none.
+        max_factor: the most uses.
+        clock: of the loader whose iterator the training step calls. It may never run, where a trainer has made a
+            loader of its own; then the step's time is known while the workers keep up, and the factor is raised
+            until they do.
+    """
+
+    def __init__(self, board: Board, num_workers: int, max_factor: int, clock: Clock) -> None:
+        self._board = board
+        self._num_workers = num_workers
+        self._max_factor = max_factor
+        self._clock = clock
+        self._read_s = 0.0
+        self._finish_s = 0.0
+        self._other_s = 0.0
+        self.restart(0)
+
+    def restart(self, num_updates: int) -> None:
+        """Measure from update `num_updates` on."""
+        self._last, self._last_update = self._counts(), num_updates
+
+    def factor(self, present: float, num_updates: int) -> float:
+        """The factor from update `num_updates` on, given the present one."""
+        last, now = self._last, self._counts()
+        num_updates -= self._last_update
+        self._last, self._last_update = now, self._last_update + num_updates
+        reads, read_s, uses, finish_s, step_s, at = (b - a for a, b in zip(last, now, strict=True))
+        if reads:
+            self._read_s = read_s / reads
+        if uses:
+            self._finish_s = finish_s / uses
+        per_worker = uses / num_updates / max(1, self._num_workers)
+        period = at / num_updates
+        work = per_worker * (self._read_s / present + self._finish_s)
+        step = step_s / num_updates
+        if not self._num_workers:
+            return self._within(per_worker * self._read_s, (step or period - work) + per_worker * self._finish_s)
+        if not step:
+            if period < _WAITS * (work + per_worker * self._other_s):
+                return min(float(self._max_factor), _RAISE * present)
+            step = period
+        if period > _WAITS * step:
+            self._other_s = max(0.0, (period - work) / per_worker)
+        return self._within(per_worker * self._read_s, step - per_worker * (self._finish_s + self._other_s))
+
+    def _within(self, t_up: float, t_down: float) -> float:
+        if t_up >= self._max_factor * t_down:
+            return float(self._max_factor)
+        return max(1.0, t_up / t_down)
+
+    def _counts(self) -> tuple[float, ...]:
+        total = self._board.total
+        return (
+            total(Count.READS),
+            total(Count.READ_NS) / 1e9,
+            total(Count.USES),
+            total(Count.USE_NS) / 1e9,
+            self._clock.step_s,
+            time.perf_counter(),
+        )

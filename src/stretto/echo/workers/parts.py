@@ -1,0 +1,152 @@
+"""What happens to an example in a worker: before the echo point once, after it for each use.
+
+Every part runs under random states keyed by (seed, epoch, position, use), the parts before the echo point under
+use 0. A part that raises ends the run, or with `on_error="skip"` leaves the example out, counted and bounded.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+from torch.utils.data import Subset, get_worker_info
+
+from stretto.echo.randomness import KeyedRandomness
+from stretto.echo.stages import StagedDataset, Stages
+from stretto.echo.workers.board import Board, Count
+
+OnError = Literal["raise", "skip"]
+_USE = 0xE5A9  # the purpose of the random states of uses
+ABSENT = object()
+
+
+@dataclass(slots=True)
+class ErrorPolicy:
+    """What to do with an example that raises."""
+
+    on_error: OnError
+    max_skipped: int
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error={self.on_error!r}: expected "raise" or "skip"')
+
+
+@dataclass(eq=False)
+class Parts:
+    """The source of examples, and what runs before and after the echo point.
+
+    Use within `with parts:`, which restores the global random states at its end.
+    """
+
+    source: Any
+    before: Stages
+    after: Stages
+    seed: int
+    policy: ErrorPolicy
+    board: Board
+    randomness: KeyedRandomness = field(init=False)
+
+    def __post_init__(self) -> None:
+        functions: list[Callable[..., Any]] = [*self.before.stages.values(), *self.after.stages.values()]
+        self.randomness = KeyedRandomness(self.source, *functions)
+        self._fetches_together = _fetches_together(self.source)
+
+    @staticmethod
+    def of(
+        dataset: Any,
+        echo_after: str | None,
+        augment: Callable[[Any], Any] | None,
+        seed: int,
+        policy: ErrorPolicy,
+        board: Board,
+    ) -> "Parts":
+        """Cut a map-style data set after the stage `echo_after`, or at its end; `augment` comes last."""
+        source, before, after = dataset, Stages({}), Stages({})
+        if echo_after is not None:
+            dataset, after = StagedDataset.wrap(dataset).split(after=echo_after)
+        if isinstance(dataset, StagedDataset):
+            source, before = dataset.source, Stages(dataset.stages)
+        if augment is not None:
+            name = "augment" if "augment" not in after.stages else "augment="
+            after = Stages({**after.stages, name: augment})
+        return Parts(source, before, after, seed, policy, board)
+
+    def __enter__(self) -> "Parts":
+        self.randomness.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.randomness.__exit__(*exc_info)
+
+    def row(self) -> NDArray[Any]:
+        """The counts of this process."""
+        worker = get_worker_info()
+        return self.board.row(worker.id if worker else 0)
+
+    def fetch(self, wanted: list[tuple[int, int, Any]], row: NDArray[Any]) -> list[Any]:
+        """What the source holds for each (epoch, position, index): read at once if the source can, else ABSENT."""
+        if not self._fetches_together or len(wanted) < 2:
+            return [ABSENT] * len(wanted)
+        start = time.perf_counter_ns()
+        epoch, position, _ = wanted[0]
+        self.randomness.seed(self.seed, _USE, epoch, position, 0)
+        try:
+            fetched = list(self.source.__getitems__([index for _, _, index in wanted]))
+        except Exception:
+            if self.policy.on_error == "raise":
+                raise
+            return [ABSENT] * len(wanted)  # one by one, to find those that raise
+        row[Count.READ_NS] += time.perf_counter_ns() - start
+        return fetched
+
+    def read(self, epoch: int, position: int, index: Any, row: NDArray[Any], fetched: Any = ABSENT) -> Any:
+        """The example at `index`, up to the echo point; `fetched` is what the source holds, if that is known."""
+        start = time.perf_counter_ns()
+        self.randomness.seed(self.seed, _USE, epoch, position, 0)
+        if fetched is ABSENT:
+            try:
+                fetched = self.source[index]
+            except Exception as error:
+                error.add_note(f"In the data set, index {index!r}")
+                raise
+        example = self.before.run(fetched, index)
+        row[Count.READS] += 1
+        row[Count.READ_NS] += time.perf_counter_ns() - start
+        return example
+
+    def finish(self, example: Any, epoch: int, position: int, use: int, index: Any, row: NDArray[Any]) -> Any:
+        """One use of `example`, which belongs to the caller: the stages after the echo point."""
+        start = time.perf_counter_ns()
+        if self.after.stages:
+            self.randomness.seed(self.seed, _USE, epoch, position, use + 1)
+            example = self.after.run(example, index)
+        row[Count.USES] += 1
+        row[Count.USE_NS] += time.perf_counter_ns() - start
+        return example
+
+    def failed(self, error: Exception, index: Any, row: NDArray[Any]) -> None:
+        """An example raised `error`: raise it, or count the example as skipped."""
+        if self.policy.on_error == "raise":
+            raise error
+        row[Count.SKIPPED] += 1
+        if self.board.total(Count.SKIPPED) > self.policy.max_skipped:
+            raise RuntimeError(
+                f"more than max_skipped={self.policy.max_skipped} examples raised; the last one was index "
+                f"{index!r}, with {error!r}. Mend the data, or allow more"
+            ) from error
+        if row[Count.SKIPPED] == 1:
+            warnings.warn(
+                f'index {index!r} raised {error!r} and is left out (on_error="skip"); what follows in this worker '
+                "is counted only, in stats().skipped",
+                stacklevel=2,
+            )
+
+
+def _fetches_together(source: Any) -> bool:
+    """Whether the source has a way of its own to read many examples: a Subset only asks the data set under it."""
+    while type(source) is Subset:
+        source = source.dataset
+    return callable(getattr(source, "__getitems__", None))
