@@ -35,12 +35,26 @@ class Board:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._counts = _shared(max(1, num_workers), len(Count), dtype=torch.int64)
-        self._settings = _shared(3, dtype=torch.float64)
+        self._shared = (
+            _zeros(max(1, num_workers), len(Count), dtype=torch.int64),
+            _zeros(3, dtype=torch.float64),
+        )
+        self._view()
+
+    def __getstate__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._shared
+
+    def __setstate__(self, shared: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._shared = shared
+        self._view()
+
+    def _view(self) -> None:
+        self._counts: NDArray[np.int64] = self._shared[0].numpy()
+        self._settings: NDArray[np.float64] = self._shared[1].numpy()
 
     def row(self, worker_id: int) -> NDArray[np.int64]:
         """The counts of one worker, by `Count`, to be written by it alone."""
-        row: NDArray[np.int64] = self._counts[worker_id].numpy()
+        row: NDArray[np.int64] = self._counts[worker_id]
         return row
 
     def total(self, count: Count) -> int:
@@ -75,7 +89,7 @@ class Board:
         self._settings[2] = share_bytes
 
 
-def _shared(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+def _zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Zeros that all processes see which are forked or handed it."""
     shared: torch.Tensor = torch.zeros(shape, dtype=dtype).share_memory_()  # type: ignore[no-untyped-call]
     return shared

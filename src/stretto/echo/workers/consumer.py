@@ -45,10 +45,14 @@ def find_consumer(plan: Any) -> Consumer:
     for _ in range(_DEPTH):
         if frame is None:
             break
-        holder: Any = frame.f_locals.get("self")
-        if type(holder).__module__ == "stretto.echo.dataloader":
+        # The locals of other frames are not looked at: Python would keep them alive as long as the frame.
+        module = frame.f_globals.get("__name__", "")
+        holder: Any = None
+        if module.partition(".")[0] in _LIBRARIES:
+            holder = frame.f_locals.get("self")
+        if module == "stretto.echo.dataloader":
             found.is_own = True
-        elif type(holder).__module__.partition(".")[0] in _LIBRARIES:
+        elif holder is not None:
             if _deals_out(holder, plan):
                 found.num_processes, found.process_index = holder.num_processes, holder.process_index
             elif type(holder).__name__ == "SkipBatchSampler":

@@ -6,7 +6,8 @@ and t seconds for an update, the workers keep up when B * (d / e + a + c) / W <=
 
     t_up = B * d / W        t_down = t - B * (a + c) / W        R = t_up / t_down
 
-and without workers t_down = t + B * a. The next interval's factor is R, within [1, max_factor].
+and without workers t_down = t + B * a. The next interval's factor is R, within [1, max_factor]; where R is above,
+the smallest factor at which the workers' load is within a tenth of that at max_factor.
 """
 
 import time
@@ -18,6 +19,7 @@ _EARLY = (10, 30)
 _INTERVAL = 100
 _WAITS = 1.05  # an update's period over the step's time from which on the workers are said not to keep up
 _RAISE = 1.5
+_ENOUGH = 0.1
 
 
 def is_due(num_updates: int) -> bool:
@@ -76,9 +78,11 @@ class Pace:
         return self._within(per_worker * self._read_s, step - per_worker * (self._finish_s + self._other_s))
 
     def _within(self, t_up: float, t_down: float) -> float:
-        if t_up >= self._max_factor * t_down:
-            return float(self._max_factor)
-        return max(1.0, t_up / t_down)
+        if t_up < self._max_factor * t_down:
+            return max(1.0, t_up / t_down)
+        # read / e + rest <= 1.1 * (read / max_factor + rest): reading is a small part of the load from there on.
+        read, rest = self._read_s, self._finish_s + self._other_s
+        return max(1.0, read / ((1 + _ENOUGH) * read / self._max_factor + _ENOUGH * rest)) if read else 1.0
 
     def _counts(self) -> tuple[float, ...]:
         total = self._board.total
