@@ -28,6 +28,7 @@ from stretto.echo.workers.pace import Pace
 from stretto.echo.workers.ranks import largest, smallest
 
 _VERSION = 1
+_READ_AHEAD = 1024  # indices at a time: larger blocks cost less each
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,8 +178,9 @@ class EchoPlan(BatchSampler):
             counted = settings.count_residents(head, self.draw_size)
             self._num_residents = int(smallest(counted)) if consumer.num_processes > 1 else counted
         lane_settings = self.lane_settings(consumer.num_processes, self._num_residents or 0)
+        ahead = 1 if lane_settings.is_open else _READ_AHEAD  # a factor is in force for what is taken after it
         epoch.num_items = num_items
-        epoch.lanes = Lanes(lane_settings, epoch.epoch, islice(order, num_items), num_items)
+        epoch.lanes = Lanes(lane_settings, epoch.epoch, islice(order, num_items), num_items, read_ahead=ahead)
         self._current = epoch
         if resume is not None:
             epoch.skip(resume["num_batches"], resume["factors"])

@@ -113,10 +113,17 @@ class Lanes(Iterator[Uses]):
         epoch: keys the fractional uses and the lanes' draws.
         order: what to use, such as a data set's indices.
         num_items: how many `order` has; needed for `is_even` at a constant factor.
+        read_ahead: take so many items from `order` at a time, and a batch at least.
     """
 
     def __init__(
-        self, settings: LaneSettings, epoch: int, order: Iterator[Any], num_items: int | None = None
+        self,
+        settings: LaneSettings,
+        epoch: int,
+        order: Iterator[Any],
+        num_items: int | None = None,
+        *,
+        read_ahead: int = 1,
     ) -> None:
         self.factor = settings.factor
         """In force for the items dealt from now on."""
@@ -127,7 +134,8 @@ class Lanes(Iterator[Uses]):
         self._epoch = epoch
         self._order = order
         self._num_extra = 0
-        self._block = settings.num_lanes * max(1, settings.batch_size // settings.num_lanes)
+        size = max(settings.batch_size, read_ahead)
+        self._block = settings.num_lanes * max(1, size // settings.num_lanes)
         self._more: dict[int, int] = {}
         if settings.is_even and not settings.is_open and not settings.drop_last:
             assert num_items is not None
@@ -251,7 +259,9 @@ class _Lane:
             order = np.argsort(slots, kind="stable")
             same = slots[order]
             used[order] += np.arange(len(same)) - np.searchsorted(same, same)
-        np.add.at(self._used, slots, 1)
+            np.maximum.at(self._used, slots, used + 1)
+        else:
+            self._used[slots] = used + 1
         items = self._item[slots]
         self._item[draw.freed] = None  # an item may be an example
         return Uses(
