@@ -12,18 +12,18 @@ from functools import partial
 from inspect import Signature, signature
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from stretto.echo.buffer import DEFAULT_BYTES, Bound
+from stretto.echo.buffer import Bound
 from stretto.echo.factor import Factor, check_factor, default_max_factor
 from stretto.echo.order import samplers_of
 from stretto.echo.settings import check_int
 from stretto.echo.stats import Clock, EchoStats
 from stretto.echo.workers.batch_plan import EchoPlan, PlanSettings
-from stretto.echo.workers.memory import NUM_PROBED, EchoedDataset, Probe, count_residents
+from stretto.echo.workers.memory import EchoedDataset, count_residents
 from stretto.echo.workers.pace import Pace
 from stretto.echo.workers.parts import ErrorPolicy, OnError, Parts
+from stretto.echo.workers.room import Room
 from stretto.echo.workers.stream import EchoedStream
 from stretto.echo.workers.stream_position import StreamPosition
 
@@ -217,6 +217,15 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
             plan = EchoPlan(given, is_whole=True)
         else:
             plan = EchoPlan(self.sampler, self.batch_size or 1, self.drop_last)
+        room = Room(
+            parts=self.dataset.parts,
+            bound=self._bound,
+            is_whole=plan.is_whole,
+            num_workers=self.num_workers,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+        )
         plan.configure(
             PlanSettings(
                 factor=self.factor,
@@ -224,7 +233,7 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
                 buffer=self.buffer,
                 seed=self.seed,
                 num_workers=self.num_workers,
-                count_residents=self._count_residents,
+                count_residents=room.count_residents,
                 pace=Pace(self.dataset.board, self.num_workers, max_factor, self._clock),
                 board=self.dataset.board,
                 clock=self._clock,
@@ -255,37 +264,6 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
     def _check_room(self, draw_size: int) -> None:
         if self._bound is not None and self._bound.items is not None and self.factor != 1:
             count_residents(self._bound, [], draw_size, max(1, self.num_workers))
-
-    def _count_residents(self, head: list[Any], draw_size: int) -> int:
-        """See `PlanSettings`; a bound in bytes becomes a count from what the first examples cost."""
-        num_workers, bound = max(1, self.num_workers), self._bound
-        sizes: list[float] = []
-        if bound is None or bound.num_bytes is not None:
-            per_item = 1.0
-            if isinstance(self._echo, EchoPlan) and self._echo.is_whole:
-                per_item = sum(map(len, head)) / max(1, len(head))
-                head = [index for batch in head for index in batch][:NUM_PROBED]
-            sizes = [per_item * size for size in self._probe(head) if size]
-        count = count_residents(bound, sizes, draw_size, num_workers)
-        if sizes:
-            share = (DEFAULT_BYTES if bound is None or bound.num_bytes is None else bound.num_bytes) // num_workers
-            self.dataset.board.share_bytes = max(share, int(max(sizes) * draw_size))
-        return count
-
-    def _probe(self, indices: list[Any]) -> list[int]:
-        """Bytes of some examples, read in workers like those that will keep them."""
-        num_workers = min(self.num_workers, len(indices))
-        return list(
-            DataLoader(
-                Probe(self.dataset.parts, indices),
-                batch_size=None,
-                num_workers=num_workers,
-                timeout=self.timeout if num_workers else 0,
-                worker_init_fn=self.worker_init_fn,
-                multiprocessing_context=self.multiprocessing_context if num_workers else None,
-                generator=torch.Generator(),  # the global one is not drawn from
-            )
-        )
 
 
 class _Iteration(Iterator[Any]):

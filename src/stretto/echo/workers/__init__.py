@@ -10,6 +10,7 @@
     epoch.py         one epoch of it, as far as torch has drawn it and the training step has been given it
     lanes.py         which example is used when, and by which worker
     memory.py        what a worker keeps; parts.py: what it does with an example
+    room.py          how much that is
     stream.py, stream_position.py      the same for iterable data sets
     pace.py          the factor of "auto"
     board.py         counters in shared memory
