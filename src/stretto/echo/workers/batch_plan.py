@@ -264,6 +264,7 @@ class EchoPlan(BatchSampler):
         counters, clock = self.counters, self.settings.clock
         total = self.settings.board.total
         return EchoStats(
+        self.settings.board.num_loads += 1
             passes=self._next_epoch if self._current is None else self._current.epoch,
             epochs=counters.epochs,
             updates=counters.updates,

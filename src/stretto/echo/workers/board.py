@@ -37,7 +37,7 @@ class Board:
     def __init__(self, num_workers: int) -> None:
         self._shared = (
             _zeros(max(1, num_workers), len(Count), dtype=torch.int64),
-            _zeros(3, dtype=torch.float64),
+            _zeros(4, dtype=torch.float64),
         )
         self._view()
 
@@ -87,6 +87,15 @@ class Board:
     @share_bytes.setter
     def share_bytes(self, share_bytes: int) -> None:
         self._settings[2] = share_bytes
+
+    @property
+    def num_loads(self) -> int:
+        """How often a state was loaded: workers that live on let go what they kept before."""
+        return int(self._settings[3])
+
+    @num_loads.setter
+    def num_loads(self, num_loads: int) -> None:
+        self._settings[3] = num_loads
 
 
 def _zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -82,7 +82,7 @@ class EchoedDataset(Dataset[Any]):
         self.dataset = dataset
         self.board = Board(num_workers)
         self.parts = make_parts(dataset, board=self.board)
-        self._epoch: int | None = None
+        self._epoch: tuple[int, int] | None = None
         self._kept: dict[int, _Kept] = {}
         self._failed: set[int] = set()
         self._kept_bytes = 0
@@ -133,8 +133,9 @@ class EchoedDataset(Dataset[Any]):
         return examples
 
     def _begin(self, epoch: int) -> None:
-        if epoch != self._epoch:  # what is left of an epoch that ended early
-            self._epoch = epoch
+        begun = epoch, self.board.num_loads
+        if begun != self._epoch:  # what is left of an epoch that ended early
+            self._epoch = begun
             self._kept.clear()
             self._failed.clear()
             self._kept_bytes = 0
@@ -145,9 +146,9 @@ class EchoedDataset(Dataset[Any]):
 
     def _fetch(self, uses: Sequence[Use], row: Any) -> list[Any]:
         """For each use what the source holds, if that could be read together with others, else ABSENT."""
-        missing = [use for use in uses if self._needs_reading(use)]
-        fetched = iter(self.parts.fetch([use[:3] for use in missing], row))
-        return [next(fetched) if self._needs_reading(use) else ABSENT for use in uses]
+        missing = {use[1]: use[:3] for use in uses if self._needs_reading(use)}
+        fetched = dict(zip(missing, self.parts.fetch([*missing.values()], row), strict=True))
+        return [fetched.pop(use[1], ABSENT) for use in uses]
 
     def _private(self, use: Use, fetched: Any, row: Any) -> Any:
         """The example up to the echo point, for the caller to change as it likes."""
@@ -157,17 +158,18 @@ class EchoedDataset(Dataset[Any]):
             example = self.parts.read(epoch, position, index, row, fetched)
             row[Count.REREADS] += number > 0
             if is_last:
-                return example
+                return self._last(example)
             kept = _Kept(example, resident_bytes(example) if self.board.share_bytes else 0)
             self._kept[position] = kept
             self._kept_bytes += kept.num_bytes
             self._make_room(position, row)
         elif is_last:
             self._forget(position)
-            return kept.example
+            return self._last(kept.example)
         kept.num_uses += 1
         return clone(kept.example)
 
+            self._forget(position)  # of batches that were under way when a state was loaded
     def _forget(self, position: int) -> None:
         if (kept := self._kept.pop(position, None)) is not None:
             self._kept_bytes -= kept.num_bytes
@@ -177,6 +179,10 @@ class EchoedDataset(Dataset[Any]):
             used_most = max((position for position in self._kept if position != newest), key=self._num_uses)
             self._forget(used_most)
             row[Count.EVICTED] += 1
+    def _last(self, example: Any) -> Any:
+        """The example for its last use: a copy where a stage may change it, which the data set may hold itself."""
+        return clone(example) if self.parts.after.stages else example
+
 
     def _num_uses(self, position: int) -> int:
         return self._kept[position].num_uses
