@@ -125,7 +125,8 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         if isinstance(dataset, EchoedDataset | EchoedStream):  # a trainer rebuilds this loader
             dataset = dataset.dataset
         make_parts = partial(Parts.of, echo_after=echo_after, augment=augment, seed=seed, policy=policy)
-        most = max_factor or default_max_factor(batch_size or 1)
+        num_examples = getattr(batch_sampler, "batch_size", None) or batch_size or 1
+        most = max_factor or default_max_factor(num_examples)
         echoed: EchoedDataset | EchoedStream
         if isinstance(dataset, IterableDataset):
             if echo_after is not None:
@@ -136,6 +137,8 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
             echoed = EchoedStream(dataset, make_parts, num_workers, factor, most, batch_size or 1, bound, seed)
         else:
             echoed = EchoedDataset(dataset, make_parts, num_workers)
+            if factor != 1:  # no batch is made up with what was in the first ones
+                echoed.total_dataset_length = 0
         super().__init__(
             echoed,
             batch_size,
@@ -173,10 +176,7 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Start an epoch, or continue the one that a loaded state was saved in."""
-        epoch = self._echo.next_epoch
-        if callable(set_epoch := getattr(self.dataset.dataset, "set_epoch", None)):
-            set_epoch(epoch)
-        self.dataset.board.epoch = epoch
+        self.dataset.set_epoch(self._echo.next_epoch)
         return _Iteration(self, super().__iter__())
 
     def _drop_workers(self, batches: Any) -> None:

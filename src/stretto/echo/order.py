@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -48,6 +49,11 @@ def is_unsharded(holder: Any) -> bool:
     """Whether the holder surely reads all the data on every rank: its sampler is one of torch's simple ones."""
     simple = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     return type(getattr(holder, "sampler", None)) in simple
+
+
+def is_evenly_sharded(holder: Any) -> bool:
+    """Whether the ranks have equal parts of one order, so that one state fits all: Lightning saves rank 0's."""
+    return any(isinstance(sampler, DistributedSampler) for sampler in samplers_of(holder))
 
 
 def check_replayable(holder: Any) -> None:

@@ -15,7 +15,14 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from stretto.echo.factor import Factor
-from stretto.echo.order import check_replayable, keyed_order, order_seeds, sampler_names, samplers_of
+from stretto.echo.order import (
+    check_replayable,
+    is_evenly_sharded,
+    keyed_order,
+    order_seeds,
+    sampler_names,
+    samplers_of,
+)
 from stretto.echo.settings import check_int, loader_length, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
@@ -81,6 +88,7 @@ class EchoPlan(BatchSampler):
         self._saved_seeds: list[int] | None = None
         self._num_residents: int | None = None
         self._factor = 1.0
+        self._agrees = False  # whether the ranks draw in step, and so can agree on numbers
 
     def configure(self, settings: PlanSettings) -> None:
         """Take over the settings of the loader around this plan."""
@@ -166,7 +174,8 @@ class EchoPlan(BatchSampler):
         self._seeds = self._saved_seeds or order_seeds(self)
         order, num_items = keyed_order(self, settings.seed, epoch.epoch, self._seeds)
         rank, world_size = rank_and_world_size()
-        if world_size > 1 and consumer.num_processes == 1:
+        self._agrees = world_size > 1 and not consumer.is_dispatching
+        if self._agrees and consumer.num_processes == 1:
             epoch.rank, epoch.world_size = rank, world_size
             least = smallest(math.inf if num_items is None else num_items)
             if num_items is not None:
@@ -176,7 +185,7 @@ class EchoPlan(BatchSampler):
             head = list(islice(order, NUM_PROBED))
             order = chain(head, order)
             counted = settings.count_residents(head, self.draw_size)
-            self._num_residents = int(smallest(counted)) if consumer.num_processes > 1 else counted
+            self._num_residents = int(smallest(counted)) if self._agrees else counted
         lane_settings = self.lane_settings(consumer.num_processes, self._num_residents or 0)
         ahead = 1 if lane_settings.is_open else _READ_AHEAD  # a factor is in force for what is taken after it
         epoch.num_items = num_items
@@ -243,7 +252,7 @@ class EchoPlan(BatchSampler):
                 "saved by EchoDataLoader.state_dict, or by another version of stretto"
             )
         current = self._settings_for_state()
-        if state["num_processes"] > 1:  # every process has the same plan
+        if state["num_processes"] > 1 or is_evenly_sharded(self):  # every rank's state is the same
             del current["rank"]
         check_settings(state["settings"], current)
         if state["has_begun"]:
@@ -255,6 +264,7 @@ class EchoPlan(BatchSampler):
         self._num_residents = state["num_residents"]
         self._factor = state["factor"]
         self._current = None
+        self.settings.board.num_loads += 1
         self._resume = state if state["is_in_epoch"] else None
         self.counters.load(state["counters"])
 
@@ -264,7 +274,6 @@ class EchoPlan(BatchSampler):
         counters, clock = self.counters, self.settings.clock
         total = self.settings.board.total
         return EchoStats(
-        self.settings.board.num_loads += 1
             passes=self._next_epoch if self._current is None else self._current.epoch,
             epochs=counters.epochs,
             updates=counters.updates,
@@ -288,7 +297,8 @@ class EchoPlan(BatchSampler):
 
     def choose_factor(self, num_updates: int) -> float:
         """Under "auto" the factor from here on, agreed among the ranks."""
-        self._factor = largest(self.settings.pace.factor(self._factor, num_updates))
+        factor = self.settings.pace.factor(self._factor, num_updates)
+        self._factor = largest(factor) if self._agrees else factor
         return self._factor
 
     def _settings_for_state(self) -> dict[str, Any]:

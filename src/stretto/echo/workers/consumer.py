@@ -25,6 +25,9 @@ class Consumer:
     """Batches of this process that are drawn and thrown away first (Accelerate's `skip_first_batches`)."""
     is_own: bool = False
     """Whether it is an EchoDataLoader, which says what it gave."""
+    is_dispatching: bool = False
+    """Whether process 0 draws for all and sends them their part (Accelerate's `dispatch_batches`)."""
+    num_fetched_together: int = 1
     _iterator: Any = None
     _ahead: Any = None
 
@@ -34,8 +37,10 @@ class Consumer:
         if iterator is None:
             return None
         ahead = self._ahead() if self._ahead else None
-        is_ahead = ahead is not None and not ahead.end_of_dataloader and iterator._num_yielded > 0
-        return self.num_skipped + int(iterator._num_yielded) - is_ahead
+        num_yielded = int(iterator._num_yielded)
+        if ahead is not None and not ahead.end_of_dataloader and num_yielded:
+            num_yielded -= (num_yielded - 1) % self.num_fetched_together + 1  # what was fetched last
+        return self.num_skipped + num_yielded
 
 
 def find_consumer(plan: Any) -> Consumer:
@@ -61,6 +66,9 @@ def find_consumer(plan: Any) -> Consumer:
                 found._iterator = weakref.ref(holder)
             elif hasattr(holder, "end_of_dataloader"):
                 found._ahead = weakref.ref(holder)
+                if type(holder).__name__ == "DataLoaderDispatcher":
+                    found.is_dispatching = True
+                    found.num_fetched_together = 1 if holder.split_batches else holder.state.num_processes
         frame = frame.f_back
     return found
 

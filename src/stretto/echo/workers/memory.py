@@ -78,6 +78,10 @@ class EchoedDataset(Dataset[Any]):
     counted. `dataset[i]` is what it is without echoing, and so are all other attributes.
     """
 
+    total_dataset_length: int
+    """Where it is there: of the last batch Accelerate's `gather_for_metrics` keeps this modulo the batch size, or
+    all of it if that is 0."""
+
     def __init__(self, dataset: Any, make_parts: Callable[..., Parts], num_workers: int) -> None:
         self.dataset = dataset
         self.board = Board(num_workers)
@@ -99,6 +103,11 @@ class EchoedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Without what is kept: a worker that is started by pickling begins with nothing."""
         return {**self.__dict__, "_epoch": None, "_kept": {}, "_failed": set(), "_kept_bytes": 0}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data set which epoch is about to begin."""
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(epoch)
 
     def __getitem__(self, use: Any) -> Any:
         """One use, for a loader with `batch_size=None`; or with an index of the data set, that example."""
@@ -160,6 +169,7 @@ class EchoedDataset(Dataset[Any]):
             if is_last:
                 return self._last(example)
             kept = _Kept(example, resident_bytes(example) if self.board.share_bytes else 0)
+            self._forget(position)  # of batches that were under way when a state was loaded
             self._kept[position] = kept
             self._kept_bytes += kept.num_bytes
             self._make_room(position, row)
@@ -169,7 +179,10 @@ class EchoedDataset(Dataset[Any]):
         kept.num_uses += 1
         return clone(kept.example)
 
-            self._forget(position)  # of batches that were under way when a state was loaded
+    def _last(self, example: Any) -> Any:
+        """The example for its last use: a copy where a stage may change it, which the data set may hold itself."""
+        return clone(example) if self.parts.after.stages else example
+
     def _forget(self, position: int) -> None:
         if (kept := self._kept.pop(position, None)) is not None:
             self._kept_bytes -= kept.num_bytes
@@ -179,10 +192,6 @@ class EchoedDataset(Dataset[Any]):
             used_most = max((position for position in self._kept if position != newest), key=self._num_uses)
             self._forget(used_most)
             row[Count.EVICTED] += 1
-    def _last(self, example: Any) -> Any:
-        """The example for its last use: a copy where a stage may change it, which the data set may hold itself."""
-        return clone(example) if self.parts.after.stages else example
-
 
     def _num_uses(self, position: int) -> int:
         return self._kept[position].num_uses

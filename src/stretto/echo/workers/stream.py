@@ -56,7 +56,7 @@ class EchoedStream(IterableDataset[Any]):
             seed=seed,
         )
         self._bound = bound
-        self._rank = rank_and_world_size()[0]
+        self._rank = 0
 
     def __getattr__(self, name: str) -> Any:
         """The data set's own attribute."""
@@ -69,6 +69,13 @@ class EchoedStream(IterableDataset[Any]):
         if self._settings.is_open:
             raise TypeError('factor="auto" has no length: an epoch is one pass over the data set')
         return round(self._settings.factor * len(self.dataset))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the epoch that is about to begin, for the data set too."""
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+        self.board.epoch = epoch
+        self._rank = rank_and_world_size()[0]  # a trainer may have started the ranks since the loader was made
 
     def __iter__(self) -> Iterator[Any]:
         if type(sys._getframe(1).f_locals.get("self")).__name__ == "IterableDatasetShard":

@@ -78,11 +78,11 @@ class StreamPosition:
         self._num_given = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the batches that the training step was given. Raises ValueError with "auto"."""
-        if self._pace is not None:
+        """The epoch and the batches that the training step was given. Raises ValueError in an epoch with "auto"."""
+        if self._pace is not None and (self._is_in_epoch or self._is_resuming):
             raise ValueError(
-                'factor="auto" over an iterable data set has no state: what its workers yield depends on time. Use '
-                "a number as factor, or a map-style data set"
+                'factor="auto" over an iterable data set has no state within an epoch: what its workers yield '
+                "depends on time. Save between epochs, or use a number as factor, or a map-style data set"
             )
         return {
             "version": _VERSION,
@@ -91,6 +91,7 @@ class StreamPosition:
             "is_in_epoch": self._is_in_epoch or self._is_resuming,
             "num_batches": self._num_given,
             "has_begun": self.has_begun,
+            "factor": self._board.factor,
             "counters": asdict(self._counters),
         }
 
@@ -107,6 +108,7 @@ class StreamPosition:
         self._epoch = self.next_epoch = state["epoch"]
         self._is_resuming, self._is_in_epoch = state["is_in_epoch"], False
         self._num_given, self.has_begun = state["num_batches"], state["has_begun"]
+        self._board.factor = state["factor"]
         self._counters.load(state["counters"])
 
     def stats(self) -> EchoStats:
@@ -133,5 +135,5 @@ class StreamPosition:
         )
 
     def _settings_for_state(self) -> dict[str, Any]:
-        rank, world_size = rank_and_world_size()
-        return {**self._settings, "rank": rank, "world_size": world_size}
+        # Not the rank: ranks train in step, and Lightning gives all of them rank 0's state.
+        return {**self._settings, "world_size": rank_and_world_size()[1]}
