@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("stretto", "torch", "numpy", "monai")
+_PACKAGES = ("stretto", "torch", "numpy", "pillow", "albumentations", "monai")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,17 @@ BATCH = 10
 class Run:
     """A run whose times are set: `read`, `finish` and `other` seconds an example, `step` seconds an update."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_workers: int, *, says_step: bool = True, **times: float):
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, num_workers: int, *, says_step: bool = True, **times: float
+    ):
         self.now = 0.0
         monkeypatch.setattr(pace_module.time, "perf_counter", lambda: self.now)
-        self.board, self.clock, self.num_workers, self.says_step = Board(num_workers), Clock(), num_workers, says_step
+        self.board, self.clock, self.num_workers, self.says_step = (
+            Board(num_workers),
+            Clock(),
+            num_workers,
+            says_step,
+        )
         self.times = {"other": 0.0, "finish": 0.0, **times}
         self.pace = Pace(self.board, num_workers, 8, self.clock)
         self.num_updates = 0

@@ -277,7 +277,7 @@ class EchoPlan(BatchSampler):
             passes=self._next_epoch if self._current is None else self._current.epoch,
             epochs=counters.epochs,
             updates=counters.updates,
-            fresh_batches=counters.fresh_items // self.draw_size,
+            fresh_batches=counters.fresh_batches if self.is_whole else counters.fresh_items // self.draw_size,
             fresh_items=counters.fresh_items,
             uses=counters.uses,
             duplicates=counters.duplicates,

@@ -82,6 +82,8 @@ class Epoch(Iterator[Any]):
         counters.updates += 1
         counters.uses += given.num_uses
         counters.fresh_items += given.num_fresh
+        if self._plan.is_whole:
+            counters.fresh_batches += given.num_fresh > 0
         counters.duplicates += given.num_duplicates
         counters.sum_lag += given.sum_lag // self.consumer.num_processes
 
