@@ -177,10 +177,12 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Start an epoch, or continue the one that a loaded state was saved in."""
         self.dataset.set_epoch(self._echo.next_epoch)
+        if not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
+            self._drop_workers(self._iterator)
         return _Iteration(self, super().__iter__())
 
     def _drop_workers(self, batches: Any) -> None:
-        """End the workers of an iteration that failed: some may be dead, and torch uses persistent ones again."""
+        """End workers of which some may be dead: torch uses persistent ones again, and would wait for them."""
         self._iterator = None
         if hasattr(batches, "_shutdown_workers"):
             batches._shutdown_workers()
