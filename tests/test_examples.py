@@ -1,0 +1,85 @@
+"""Every example trains on small data of its kind and prints what happened."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
+TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/two_ranks.py")
+
+
+def run(*arguments: object) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(output: str, of: str = "loss") -> list[float]:
+    return [float(number) for number in re.findall(rf"{of} (\d+\.\d+)", output)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """12 JPEG files of each of two classes, dark and light, and one that is broken."""
+    rng = np.random.default_rng(0)
+    for name, light in (("dark", 0), ("light", 150)):
+        (tmp_path / name).mkdir()
+        for number in range(12):
+            pixels = rng.integers(light, light + 100, (90, 120, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name / f"{number}.jpg")
+    (tmp_path / "dark" / "broken.jpeg").write_bytes(b"no image")
+    return tmp_path
+
+
+def test_images_are_decoded_once_an_epoch_and_the_loss_falls(photos: Path) -> None:
+    output = run("examples/images.py", "--data", photos, "--factor", 3, "--batch-size", 4, "--compare")
+    assert "factor 3.0: 72 examples read, 3 skipped, 216 used in 54 updates" in output
+    assert re.search(r"factor 1.0: \d+ examples read, \d+ skipped, 2\d\d used in 54 updates", output)
+    assert re.search(r"AU \d+ %", output)
+    with_echo = losses(output.partition("AU")[0])
+    assert len(with_echo) == 3
+    assert with_echo[-1] < with_echo[0]
+
+
+def test_text_says_what_it_expects(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="is no file: expected a text file"):
+        run("examples/text.py", "--data", tmp_path / "absent.txt")
+
+
+def test_text_model_learns_and_uses_each_window_as_often_as_asked(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes((ROOT / "LICENSE").read_bytes() + (ROOT / "README.md").read_bytes())
+    size = ("--window", 32, "--batch-size", 8)
+    output = run("examples/text.py", "--data", text, "--steps", 100, "--factor", 4, *size)
+    assert losses(output)[-1] < losses(output)[0] - 1
+    assert losses(output, "held out")[-1] < losses(output, "held out")[0] - 1
+    num_windows, factor = re.search(
+        r"(\d+) windows, each used (\d+\.\d+) times so far, in 100 updates", output
+    ).groups()
+    assert int(num_windows) * float(factor) == pytest.approx(800, rel=0.01)
+    assert float(factor) > 2
+
+
+def test_two_ranks_make_equal_updates_and_continue_exactly(tmp_path: Path) -> None:
+    inputs = torch.randn(101, 8, generator=torch.Generator().manual_seed(0))
+    data, saved = tmp_path / "tensors.pt", tmp_path / "saved"
+    torch.save({"inputs": inputs, "labels": (inputs[:, 0] > 0).long()}, data)
+    arguments = (*TWO_RANKS, "--data", data, "--batch-size", 8, "--steps", 40)
+    whole = run(*arguments, "--save", saved, "--save-every", 20)  # an epoch: 51 examples a rank, each used twice
+    rest = run(*arguments, "--resume", saved / "20.pt")
+    assert losses(whole)[-1] < losses(whole)[0]
+    assert losses(rest) == losses(whole)[-1:]
+    counts = [re.findall(r"rank \d: (\d+) updates, (\d+) fresh examples", output) for output in (whole, rest)]
+    assert counts[0] == counts[1]
+    assert [updates for updates, _ in counts[0]] == ["40", "40"]
