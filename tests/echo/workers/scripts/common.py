@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,29 @@ class Rows(Dataset[torch.Tensor]):
         if not 0 <= index < self.n:
             raise IndexError(index)
         return torch.tensor([self.first + index, 0])
+
+
+class Slow(Rows):
+    """Reading a row takes some seconds."""
+
+    def __init__(self, n: int, read_s: float) -> None:
+        super().__init__(n)
+        self.read_s = read_s
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.read_s)
+        return super().__getitem__(index)
+
+
+class Wide(Slow):
+    """Rows of many numbers."""
+
+    def __init__(self, n: int, num_columns: int, read_s: float) -> None:
+        super().__init__(n, read_s)
+        self.num_columns = num_columns
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index)[:1].repeat(self.num_columns)
 
 
 class Stream(IterableDataset[torch.Tensor]):
