@@ -39,7 +39,7 @@ NUM_TEST = 5000  # of 10,000: evaluations take a fifth of the time
 MAX_UPDATES = 8000
 RUNS = Path(__file__).parent / "results/fresh_examples_runs.jsonl"
 
-FACTORS = {"before": (1, 2, 3, 4, 5, 8), "after": (1, 2, 4, 8), "batch": (1, 2, 4, 8)}
+FACTORS = (1, 2, 4, 8)
 TITLES = {
     "before": "examples, before augmentation",
     "after": "examples, after augmentation",
@@ -58,7 +58,7 @@ PAPER = {
         ("before", 5): 0.243,
     },
 }
-"""The paper's N(e) / N(1): figure 4, ResNet-32 and ResNet-50; ResNet-50 where R is near 6."""
+"""The paper's N(e) / N(1), with ResNet-32 and ResNet-50; from cloud storage R is near 6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,8 @@ def ratios(runs: Sequence[Run], variant: str, factor: int, buffer_batches: int =
     Without echo the variants are one, but for the random numbers: N(1) is the median of the seed's three runs.
     """
     of_seeds = select(runs, variant, factor, buffer_batches)
-    without = [
-        [r for r in runs if (r.condition.factor, r.condition.seed) == (1, of.condition.seed)] for of in of_seeds
-    ]
+    plain = [r for r in runs if r.condition.factor == 1]
+    without = [[r for r in plain if r.condition.seed == of.condition.seed] for of in of_seeds]
     if not all(r.reached for r in chain(of_seeds, *without)):
         return []
     base = [statistics.median(r.fresh_examples for r in same_seed) for same_seed in without]
@@ -218,28 +217,25 @@ def ratios(runs: Sequence[Run], variant: str, factor: int, buffer_batches: int =
 
 
 def table(runs: Sequence[Run]) -> str:
-    """A table in Markdown: medians over the seeds, with the lowest and the highest seed's ratio."""
+    """A table in Markdown: medians over the seeds, with the lowest and the highest seed's ratio.
+
+    Factors that only the paper has are rows too.
+    """
     lines = [
         "| echo point | e | fresh examples | updates | N(e) / N(1) (lowest .. highest seed) | ideal | "
         + " | ".join(f"paper, {workload}" for workload in PAPER)
         + " |",
         "|---|---:|---:|---:|---:|---:|" + "---:|" * len(PAPER),
     ]
-    for variant, factors in FACTORS.items():
-        for factor in factors:
-            of_seeds = select(runs, variant, factor)
-            if not of_seeds:
-                continue
-            cells = [
-                TITLES[variant],
-                str(factor),
-                f"{statistics.median(r.fresh_examples for r in of_seeds):,.0f}",
-                f"{statistics.median(r.updates for r in of_seeds):,.0f}",
-                "1" if factor == 1 else _ratio_cell(ratios(runs, variant, factor)),
-                f"{1 / factor:.3g}",
-                *(f"{paper.get((variant, factor), '')}" for paper in PAPER.values()),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+    rows = {(r.condition.variant, r.condition.factor) for r in runs}.union(*PAPER.values())
+    for variant, factor in sorted(rows, key=lambda row: (list(TITLES).index(row[0]), row[1])):
+        cells = [TITLES[variant], str(factor), "", "", "", f"{1 / factor:.3g}"]
+        if of_seeds := select(runs, variant, factor):
+            cells[2] = f"{statistics.median(r.fresh_examples for r in of_seeds):,.0f}"
+            cells[3] = f"{statistics.median(r.updates for r in of_seeds):,.0f}"
+            cells[4] = "1" if factor == 1 else _ratio_cell(ratios(runs, variant, factor))
+        cells += [str(paper.get((variant, factor), "")) for paper in PAPER.values()]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -271,10 +267,9 @@ def main() -> None:
     wanted = [
         Condition(variant, factor, seed, target)
         for seed in range(arguments.rounds)
-        for variant, factors in FACTORS.items()
-        for factor in (factors if not arguments.quick else (1, 2))
+        for variant in TITLES
+        for factor in (FACTORS if not arguments.quick else (1, 2))
     ]
-    wanted.sort(key=lambda condition: condition.factor in (3, 5))  # those stand beside the paper's only
     path = RUNS if arguments.out is None else arguments.out.with_name(f"{arguments.out.stem}_runs.jsonl")
     finished = {} if arguments.quick else {r.condition: r for r in read_runs(path)}
     for condition in wanted:
@@ -289,12 +284,12 @@ def main() -> None:
             f"with {done.fresh_examples:,} fresh examples, {done.updates:,} updates, {done.seconds:.0f} s"
         )
     runs = [finished[condition] for condition in wanted]
-    for variant, factors in FACTORS.items():
-        for factor in factors:
+    for variant, title in TITLES.items():
+        for factor in FACTORS:
             of_seeds = select(runs, variant, factor)
             if not of_seeds:
                 continue
-            name = f"{TITLES[variant]}, e = {factor}"
+            name = f"{title}, e = {factor}"
             report.add(f"{name}, N", Spread.of([r.fresh_examples for r in of_seeds]), "examples")
             if factor == 1:
                 continue
