@@ -167,6 +167,7 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         self.on_error = on_error
         self.max_skipped = max_skipped
         self._clock = Clock()
+        self._num_iterations = 0
         self._bound = bound
         self._echo: EchoPlan | StreamPosition
         if isinstance(echoed, EchoedStream):
@@ -274,6 +275,7 @@ class _Iteration(Iterator[Any]):
     def __init__(self, loader: EchoDataLoader, batches: Any) -> None:
         self._loader = loader
         self._batches = batches
+        self._number = loader._num_iterations = loader._num_iterations + 1
         loader._clock.ended()
         if isinstance(loader._echo, StreamPosition):
             loader._echo.begin(batches)
@@ -282,6 +284,8 @@ class _Iteration(Iterator[Any]):
         if self._batches is None:
             raise StopIteration
         loader = self._loader
+        if self._number != loader._num_iterations:
+            raise RuntimeError("this iterator is over: its EchoDataLoader has begun another iteration")
         loader._clock.asked()
         try:
             batch = next(self._batches)
@@ -302,7 +306,8 @@ class _Iteration(Iterator[Any]):
         self._leave()
 
     def _leave(self) -> None:
-        self._loader._clock.ended()
+        if self._number == self._loader._num_iterations:  # garbage may be collected during the next iteration
+            self._loader._clock.ended()
         self._batches = None
 
 

@@ -208,11 +208,11 @@ class Probe(Dataset[int]):
         return len(self._indices)
 
     def __getitem__(self, at: int) -> int:
-        """Bytes of an example; 0 for one that may be skipped."""
+        """Bytes of an example; 0 for one that may be skipped, which is told of when it is."""
         with self._parts as parts:
-            row = parts.row()
             try:
-                return resident_bytes(parts.read(0, at, self._indices[at], row))
-            except Exception as error:
-                parts.failed(error, self._indices[at], row)
+                return resident_bytes(parts.read(0, at, self._indices[at], parts.row()))
+            except Exception:
+                if parts.policy.on_error == "raise":
+                    raise
                 return 0
