@@ -27,7 +27,7 @@ from stretto.echo.settings import check_int, loader_length, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.workers.board import Board, Count
-from stretto.echo.workers.consumer import find_consumer, num_processes_of_caller
+from stretto.echo.workers.consumer import epoch_of_trainer, find_consumer, num_processes_of_caller
 from stretto.echo.workers.epoch import Epoch
 from stretto.echo.workers.lanes import Lanes, LaneSettings, count_batches
 from stretto.echo.workers.memory import NUM_PROBED
@@ -124,7 +124,7 @@ class EchoPlan(BatchSampler):
             return int(self._resume["epoch"])
         if not self.has_begun and not self._next_epoch:  # a trainer may have numbered the sampler
             numbers = [getattr(sampler, "epoch", 0) for sampler in samplers_of(self)]
-            return max([0, *(number for number in numbers if isinstance(number, int))])
+            return max([epoch_of_trainer(), *(number for number in numbers if isinstance(number, int))])
         return self._next_epoch
 
     @property

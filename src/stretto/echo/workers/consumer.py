@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 _DEPTH = 16
+_FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _LIBRARIES = ("torch", "torchdata", "accelerate")
 
 
@@ -71,6 +72,19 @@ def find_consumer(plan: Any) -> Consumer:
                     found.num_fetched_together = 1 if holder.split_batches else holder.state.num_processes
         frame = frame.f_back
     return found
+
+
+def epoch_of_trainer() -> int:
+    """The epoch that Lightning's Trainer is in, if it is up the stack, else 0.
+
+    It loads no loader's state from a checkpoint that it saved at an epoch's end.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _FIT_LOOPS:
+            return int(frame.f_locals["self"].epoch_progress.current.processed)
+        frame = frame.f_back
+    return 0
 
 
 def num_processes_of_caller(plan: Any) -> int | None:

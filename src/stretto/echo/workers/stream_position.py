@@ -9,6 +9,7 @@ from stretto.echo.settings import check_int, rank_and_world_size
 from stretto.echo.state import check_settings
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.workers.board import Board, Count
+from stretto.echo.workers.consumer import epoch_of_trainer
 from stretto.echo.workers.pace import Pace, is_due
 from stretto.echo.workers.ranks import largest
 
@@ -29,7 +30,7 @@ class StreamPosition:
     """
 
     def __init__(self, board: Board, pace: Pace | None, clock: Clock, settings: dict[str, Any]) -> None:
-        self.next_epoch = 0
+        self._next_epoch = 0
         self.has_begun = False
         self._board = board
         self._pace = pace
@@ -46,12 +47,17 @@ class StreamPosition:
         """Number the first epoch, at a run's start; once epochs have begun they count on by themselves."""
         check_int("epoch", epoch, at_least=0)
         if not self.has_begun:
-            self.next_epoch = epoch
+            self._next_epoch = epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that `iter()` begins."""
+        return self._next_epoch if self.has_begun or self._next_epoch else epoch_of_trainer()
 
     def begin(self, batches: Iterator[Any]) -> None:
         """An epoch begins with `batches`: go on to where a loaded state was saved."""
         self._epoch, self.has_begun, self._is_in_epoch = self.next_epoch, True, True
-        self.next_epoch += 1
+        self._next_epoch = self._epoch + 1
         num_batches, self._num_given = self._num_given if self._is_resuming else 0, 0
         self._is_resuming = False
         for at in range(num_batches):
@@ -105,7 +111,7 @@ class StreamPosition:
                 "the state was not saved by EchoDataLoader.state_dict, or by another version of stretto"
             )
         check_settings(state["settings"], self._settings_for_state())
-        self._epoch = self.next_epoch = state["epoch"]
+        self._epoch = self._next_epoch = state["epoch"]
         self._is_resuming, self._is_in_epoch = state["is_in_epoch"], False
         self._num_given, self.has_begun = state["num_batches"], state["has_begun"]
         self._board.factor = state["factor"]
