@@ -234,6 +234,15 @@ def test_the_order_is_a_function_of_settings_seed_and_epoch(chosen: LaneSettings
         assert rows(chosen, 1) != rows(replace(chosen, seed=chosen.seed + 1), 1)
 
 
+@given(lane_settings(), EPOCHS, COUNTS, st.integers(1, 64))
+@settings(max_examples=20)
+def test_reading_ahead_does_not_change_the_order(chosen: LaneSettings, epoch: int, count: int, ahead: int) -> None:
+    assume(count >= chosen.num_lanes or not chosen.is_even)
+    batches, _ = batches_of(chosen, epoch, count)
+    lanes = Lanes(chosen, epoch, order(count), count, read_ahead=ahead)
+    assert [list(batch.rows()) for batch in lanes] == [list(batch.rows()) for batch in batches]
+
+
 @given(lane_settings(is_even=False), COUNTS)
 def test_no_more_items_are_resident_than_there_is_room(chosen: LaneSettings, count: int) -> None:
     batches, _ = batches_of(chosen, 0, count)
