@@ -13,9 +13,11 @@ _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
-def derive_key(*words: int) -> int:
-    """Hash integers (a seed, a purpose, a pass number...) into one 64-bit key."""
-    key = 0
+def derive_key(*words: int, key: int = 0) -> int:
+    """Hash integers (a seed, a purpose, a pass number...) into one 64-bit key.
+
+    `key` is that of the words before these: derive_key(a, b, c) == derive_key(c, key=derive_key(a, b)).
+    """
     for word in words:
         key = _mix((key + _GOLDEN + (word & _MASK)) & _MASK)
     return key

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from torch.utils.data import Subset, get_worker_info
 
+from stretto.echo.keyed import derive_key
 from stretto.echo.randomness import KeyedRandomness
 from stretto.echo.stages import StagedDataset, Stages
 from stretto.echo.workers.board import Board, Count
@@ -47,11 +48,13 @@ class Parts:
     seed: int
     policy: ErrorPolicy
     board: Board
-    randomness: KeyedRandomness = field(init=False)
+    reading: KeyedRandomness = field(init=False)
+    finishing: KeyedRandomness = field(init=False)
 
     def __post_init__(self) -> None:
-        functions: list[Callable[..., Any]] = [*self.before.stages.values(), *self.after.stages.values()]
-        self.randomness = KeyedRandomness(self.source, *functions)
+        self.reading = KeyedRandomness(self.source, *self.before.stages.values())
+        self.finishing = self.reading.beside(*self.after.stages.values())
+        self._epoch, self._epoch_key = -1, 0
         self._fetches_together = _fetches_together(self.source)
 
     @staticmethod
@@ -75,16 +78,21 @@ class Parts:
         return Parts(source, before, after, seed, policy, board)
 
     def __enter__(self) -> "Parts":
-        self.randomness.__enter__()
+        self.reading.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.randomness.__exit__(*exc_info)
+        self.reading.__exit__(*exc_info)
 
     def row(self) -> NDArray[Any]:
         """The counts of this process."""
         worker = get_worker_info()
         return self.board.row(worker.id if worker else 0)
+
+    def _key_of(self, epoch: int) -> int:
+        if epoch != self._epoch:
+            self._epoch, self._epoch_key = epoch, derive_key(self.seed, _USE, epoch)
+        return self._epoch_key
 
     def fetch(self, wanted: list[tuple[int, int, Any]], row: NDArray[Any]) -> list[Any]:
         """What the source holds for each (epoch, position, index): read at once if the source can, else ABSENT."""
@@ -92,7 +100,7 @@ class Parts:
             return [ABSENT] * len(wanted)
         start = time.perf_counter_ns()
         epoch, position, _ = wanted[0]
-        self.randomness.seed(self.seed, _USE, epoch, position, 0)
+        self.reading.seed(position, 0, key=self._key_of(epoch))
         try:
             fetched = list(self.source.__getitems__([index for _, _, index in wanted]))
         except Exception:
@@ -105,7 +113,7 @@ class Parts:
     def read(self, epoch: int, position: int, index: Any, row: NDArray[Any], fetched: Any = ABSENT) -> Any:
         """The example at `index`, up to the echo point; `fetched` is what the source holds, if that is known."""
         start = time.perf_counter_ns()
-        self.randomness.seed(self.seed, _USE, epoch, position, 0)
+        self.reading.seed(position, 0, key=self._key_of(epoch))
         if fetched is ABSENT:
             try:
                 fetched = self.source[index]
@@ -121,7 +129,7 @@ class Parts:
         """One use of `example`, which belongs to the caller: the stages after the echo point."""
         start = time.perf_counter_ns()
         if self.after.stages:
-            self.randomness.seed(self.seed, _USE, epoch, position, use + 1)
+            self.finishing.seed(position, use + 1, key=self._key_of(epoch))
             example = self.after.run(example, index)
         row[Count.USES] += 1
         row[Count.USE_NS] += time.perf_counter_ns() - start
