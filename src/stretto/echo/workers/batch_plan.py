@@ -208,11 +208,11 @@ class EchoPlan(BatchSampler):
         """The training step was given every batch of the epoch."""
         if self._current is not None:
             self._current.give_rest()
-            self.counters.epochs += 1
             self._leave()
 
     def _leave(self) -> None:
         if self._current is not None:
+            self.counters.epochs += self._current.was_given
             self.counters.dropped_uses += self._current.num_uses_left
             self._current = None
 

@@ -93,6 +93,11 @@ class Epoch(Iterator[Any]):
         return self._is_exhausted and not self.consumer.is_own and self.consumer.num_yielded() is None
 
     @property
+    def was_given(self) -> bool:
+        """Whether the training step was given all batches. Trainers that know their number ask for no more."""
+        return not self._drawn and (self._is_exhausted or self.num_uses_left == 0)
+
+    @property
     def num_uses_left(self) -> int:
         """Uses that were due and that the training step was not given."""
         assert self.lanes is not None
