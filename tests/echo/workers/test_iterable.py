@@ -250,9 +250,7 @@ def test_a_loader_that_has_begun_takes_another_state() -> None:
         ({"dataset": Sized(100)}, "data set='Stream'", "data set='Sized'"),
     ],
 )
-def test_state_of_other_settings_is_refused_with_both_values(
-    changed: dict[str, Any], saved: str, now: str
-) -> None:
+def test_state_of_other_settings_is_refused_with_both_values(changed: dict[str, Any], saved: str, now: str) -> None:
     with pytest.raises(ValueError, match=rf"{saved}.*{now}"):
         echoed(**changed).load_state_dict(echoed().state_dict())
 

@@ -26,8 +26,26 @@ class Run:
         )
         self.times = {"other": 0.0, "finish": 0.0, **times}
         self.pace = Pace(self.board, num_workers, 8, self.clock)
-        self.num_updates = 0
+        self.num_updates = self.drawn = 0
         self.factor = 1.0
+
+    def _draw_by_a_trainer(self, num_updates: int, work: float, step: float) -> None:
+        """Draws as torch makes them: two batches a worker ahead, one more with each batch that is returned."""
+        ahead = 2 * self.num_workers
+        ready, returned = [0.0] * ahead, [0.0] * ahead
+        for _ in range(num_updates):
+            ready.append(max(returned[-ahead], ready[-self.num_workers]) + work)
+            returned.append(max(returned[-1] + step, ready[-1]))
+        ready, returned = ready[ahead:], returned[ahead:]
+        first = self.drawn // self.num_workers
+        end = self.now
+        for number, at in enumerate(returned):
+            for worker in range(self.num_workers):
+                done = sum(time <= at for time in ready[worker :: self.num_workers])
+                self.board.row(worker)[Count.BATCHES] = first + done
+            self.now = end - returned[-1] + at
+            self.pace.drew(self.drawn + number)
+        self.drawn += num_updates
 
     def interval(self, num_updates: int = 100) -> float:
         """Go on for some updates at the present factor, then choose the next."""
@@ -43,6 +61,8 @@ class Run:
         self.now += num_updates * (max(work, step) if self.num_workers else work + step)
         if self.says_step:
             self.clock.step_s += num_updates * step
+        elif self.num_workers:
+            self._draw_by_a_trainer(num_updates, BATCH * (read / self.factor + finish + other), step)
         self.num_updates += num_updates
         self.factor = self.pace.factor(self.factor, self.num_updates)
         return self.factor

@@ -255,9 +255,19 @@ def test_more_than_max_skipped_end_the_run(num_workers: int) -> None:
 
 @WORKERS
 @pytest.mark.filterwarnings("ignore:index .* is left out")
+def test_the_last_good_example_stands_in_where_a_whole_batch_raised(num_workers: int) -> None:
+    loader = EchoDataLoader(Bad(17, 16), 4, factor=1, on_error="skip", num_workers=num_workers)
+    batches = [batch.tolist() for batch in loader]
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4, 1]
+    assert batches[4][0] in batches[2 if num_workers else 3]
+    assert (loader.stats().skipped, loader.stats().reread) == (1, 1)
+
+
+@WORKERS
+@pytest.mark.filterwarnings("ignore:index .* is left out")
 def test_a_batch_of_bad_examples_only_is_an_error(num_workers: int) -> None:
     loader = EchoDataLoader(Bad(8, *range(8)), 4, factor=2, on_error="skip", num_workers=num_workers, buffer=8)
-    with pytest.raises(ValueError, match="no example is left in a batch: all of its examples raised"):
+    with pytest.raises(ValueError, match="nothing can stand in"):
         list(loader)
 
 

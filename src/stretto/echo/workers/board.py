@@ -14,17 +14,16 @@ class Count(IntEnum):
     """Examples read: fetched from the data set, and run through the stages before the echo point."""
     REREADS = 1
     """The part of them that had been read before and was not there any more."""
-    EVICTED = 2
-    """Residents that left before their last use, because a worker was above its share of the bytes."""
-    SKIPPED = 3
+    SKIPPED = 2
     """Examples left out because they raised."""
-    USES = 4
-    READ_NS = 5
-    USE_NS = 6
+    USES = 3
+    READ_NS = 4
+    USE_NS = 5
     """Time in the stages after the echo point."""
-    RESIDENTS = 7
-    RESIDENT_BYTES = 8
+    RESIDENTS = 6
+    RESIDENT_BYTES = 7
     """As far as they were measured, which is where the buffer's bound is in bytes."""
+    BATCHES = 8
 
 
 class Board:
@@ -56,6 +55,10 @@ class Board:
         """The counts of one worker, by `Count`, to be written by it alone."""
         row: NDArray[np.int64] = self._counts[worker_id]
         return row
+
+    def column(self, count: Count) -> NDArray[np.int64]:
+        """A count of each worker, now."""
+        return self._counts[:, count].copy()
 
     def total(self, count: Count) -> int:
         """The sum over the workers."""

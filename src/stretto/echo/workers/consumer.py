@@ -32,13 +32,17 @@ class Consumer:
     _iterator: Any = None
     _ahead: Any = None
 
+    def num_returned(self) -> int | None:
+        """Batches that torch's iterator has returned; None once it is gone."""
+        iterator = self._iterator() if self._iterator else None
+        return None if iterator is None else int(iterator._num_yielded)
+
     def num_yielded(self) -> int | None:
         """Batches that the training step was given in this process; None once the iterator is gone."""
-        iterator = self._iterator() if self._iterator else None
-        if iterator is None:
+        num_yielded = self.num_returned()
+        if num_yielded is None:
             return None
         ahead = self._ahead() if self._ahead else None
-        num_yielded = int(iterator._num_yielded)
         if ahead is not None and not ahead.end_of_dataloader and num_yielded:
             num_yielded -= (num_yielded - 1) % self.num_fetched_together + 1  # what was fetched last
         return self.num_skipped + num_yielded

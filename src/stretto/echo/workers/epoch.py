@@ -48,6 +48,7 @@ class Epoch(Iterator[Any]):
         if self.lanes is None:
             self._plan.begin(self)
         self.follow()
+        self._time()
         number, uses = self._draw()
         batch = self._batch(uses)
         if number % self.consumer.num_processes == self.consumer.process_index:
@@ -102,6 +103,11 @@ class Epoch(Iterator[Any]):
         """Uses that were due and that the training step was not given."""
         assert self.lanes is not None
         return sum(given.num_uses for given in self._drawn) + self.lanes.uses_left
+
+    def _time(self) -> None:
+        num_returned = self.consumer.num_returned()
+        if self._plan.settings.factor == "auto" and not self.consumer.is_own and num_returned is not None:
+            self._plan.settings.pace.drew(num_returned)
 
     def _draw(self) -> tuple[int, Uses]:
         """The next batch of all processes, and its number."""

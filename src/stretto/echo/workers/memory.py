@@ -22,6 +22,7 @@ class SingleUse(tuple[Any, ...]):
 
 
 NUM_PROBED = 64
+_STAND_IN = 1 << 40  # the uses of a stand-in are numbered from here on
 _RESIDENT_BYTES = 600  # of Python objects around an example: record, dictionary entry, array or tensor headers
 
 
@@ -90,6 +91,7 @@ class EchoedDataset(Dataset[Any]):
         self._kept: dict[int, _Kept] = {}
         self._failed: set[int] = set()
         self._kept_bytes = 0
+        self._good: Use | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -117,7 +119,11 @@ class EchoedDataset(Dataset[Any]):
         return parts.after.run(parts.before.run(parts.source[use], use), use)
 
     def __getitems__(self, uses: Sequence[Use]) -> list[Any]:
-        """The examples of a batch, one for each use, in order; fewer where some raised and may be skipped."""
+        """The examples of a batch, one for each use, in order.
+
+        Those that raised and may be skipped are missing. Where nothing would be left, one more use of the last
+        example that did not raise stands in.
+        """
         examples = []
         error: Exception | None = None
         with self.parts as parts:
@@ -130,15 +136,17 @@ class EchoedDataset(Dataset[Any]):
                 try:
                     example = self._private(use, fetched, row)
                     examples.append(parts.finish(example, epoch, position, number, index, row))
+                    self._good = use
                 except Exception as raised:
                     error = raised
                     self._failed.add(position)
                     self._forget(position)
                     parts.failed(raised, index, row)
+            if not examples:
+                examples.append(self._stand_in(uses[0][1], error, row))
             row[Count.RESIDENTS] = len(self._kept)
             row[Count.RESIDENT_BYTES] = self._kept_bytes
-        if not examples:
-            raise ValueError("no example is left in a batch: all of its examples raised") from error
+            row[Count.BATCHES] += 1
         return examples
 
     def _begin(self, epoch: int) -> None:
@@ -172,7 +180,7 @@ class EchoedDataset(Dataset[Any]):
             self._forget(position)  # of batches that were under way when a state was loaded
             self._kept[position] = kept
             self._kept_bytes += kept.num_bytes
-            self._make_room(position, row)
+            self._make_room(position)
         elif is_last:
             self._forget(position)
             return self._last(kept.example)
@@ -180,18 +188,27 @@ class EchoedDataset(Dataset[Any]):
         return clone(kept.example)
 
     def _last(self, example: Any) -> Any:
-        """The example for its last use: a copy where a stage may change it, which the data set may hold itself."""
-        return clone(example) if self.parts.after.stages else example
+        """The example for its last use: a copy where the data set may hold it itself, and a stage may change it."""
+        return clone(example) if self.parts.after.stages and not self.parts.before.stages else example
+
+    def _stand_in(self, number: int, error: Exception | None, row: Any) -> Any:
+        """An example for a batch in which all raised."""
+        if self._good is None:
+            raise ValueError("every example of a worker's first batch raised: nothing can stand in") from error
+        epoch, position, index, _, _ = self._good
+        kept = self._kept.get(position)
+        row[Count.REREADS] += kept is None
+        example = clone(kept.example) if kept else self.parts.read(epoch, position, index, row)
+        return self.parts.finish(example, epoch, position, _STAND_IN + number, index, row)
 
     def _forget(self, position: int) -> None:
         if (kept := self._kept.pop(position, None)) is not None:
             self._kept_bytes -= kept.num_bytes
 
-    def _make_room(self, newest: int, row: Any) -> None:
+    def _make_room(self, newest: int) -> None:
         while self._kept_bytes > self.board.share_bytes > 0 and len(self._kept) > 1:
             used_most = max((position for position in self._kept if position != newest), key=self._num_uses)
             self._forget(used_most)
-            row[Count.EVICTED] += 1
 
     def _num_uses(self, position: int) -> int:
         return self._kept[position].num_uses

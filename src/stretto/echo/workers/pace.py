@@ -35,8 +35,7 @@ class Pace:
         num_workers: 0 for none.
         max_factor: the most uses.
         clock: of the loader whose iterator the training step calls. It may never run, where a trainer has made a
-            loader of its own; then the step's time is known while the workers keep up, and the factor is raised
-            until they do.
+            loader of its own; then steps are timed by `drew`, and where none could be, the factor is raised.
     """
 
     def __init__(self, board: Board, num_workers: int, max_factor: int, clock: Clock) -> None:
@@ -47,18 +46,42 @@ class Pace:
         self._read_s = 0.0
         self._finish_s = 0.0
         self._other_s = 0.0
+        self._timed_s, self._num_timed = 0.0, 0
+        self._drawn_at: float | None
         self.restart(0)
 
     def restart(self, num_updates: int) -> None:
         """Measure from update `num_updates` on."""
         self._last, self._last_update = self._counts(), num_updates
+        self._drawn_at, self._num_returned = None, -1
+        self._done_before = self._board.column(Count.BATCHES)
+        self._done_at_draw = self._done_before
+
+    def drew(self, num_returned: int) -> None:
+        """Torch draws a batch while it returns another, to a loader that is not ours: before that `num_returned`.
+
+        If that one was ready when the draw before this came, there was no wait since: the time was the step's.
+        """
+        if num_returned == self._num_returned:  # one of several draws, for as many processes or at the start
+            return
+        self._num_returned = num_returned
+        now, worker = time.perf_counter(), num_returned % max(1, self._num_workers)
+        is_ready = self._done_at_draw[worker] - self._done_before[worker] > num_returned // max(
+            1, self._num_workers
+        )
+        if is_ready and self._drawn_at is not None:
+            self._timed_s += now - self._drawn_at
+            self._num_timed += 1
+        self._drawn_at, self._done_at_draw = now, self._board.column(Count.BATCHES)
 
     def factor(self, present: float, num_updates: int) -> float:
         """The factor from update `num_updates` on, given the present one."""
         last, now = self._last, self._counts()
         num_updates -= self._last_update
         self._last, self._last_update = now, self._last_update + num_updates
-        reads, read_s, uses, finish_s, step_s, at = (b - a for a, b in zip(last, now, strict=True))
+        reads, read_s, uses, finish_s, step_s, timed_s, num_timed, at = (
+            b - a for a, b in zip(last, now, strict=True)
+        )
         if reads:
             self._read_s = read_s / reads
         if uses:
@@ -69,10 +92,9 @@ class Pace:
         step = step_s / num_updates
         if not self._num_workers:
             return self._within(per_worker * self._read_s, (step or period - work) + per_worker * self._finish_s)
-        if not step:
-            if period < _WAITS * (work + per_worker * self._other_s):
-                return min(float(self._max_factor), _RAISE * present)
-            step = period
+        if not step and not num_timed:
+            return min(float(self._max_factor), _RAISE * present)
+        step = step or timed_s / num_timed
         if period > _WAITS * step:
             self._other_s = max(0.0, (period - work) / per_worker)
         return self._within(per_worker * self._read_s, step - per_worker * (self._finish_s + self._other_s))
@@ -92,5 +114,7 @@ class Pace:
             total(Count.USES),
             total(Count.USE_NS) / 1e9,
             self._clock.step_s,
+            self._timed_s,
+            self._num_timed,
             time.perf_counter(),
         )
