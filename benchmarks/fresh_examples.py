@@ -34,6 +34,7 @@ Example = tuple[UInt8Array, int]
 """uint8 [H, W], label"""
 
 BUFFER_BATCHES = 16
+OTHER_BUFFERS = (8, 32, 64)  # before augmentation, at e = 4
 EVALUATE_EVERY = 20
 NUM_TEST = 5000  # of 10,000: evaluations take a fifth of the time
 MAX_UPDATES = 8000
@@ -270,6 +271,9 @@ def main() -> None:
         for variant in TITLES
         for factor in (FACTORS if not arguments.quick else (1, 2))
     ]
+    if not arguments.quick:
+        seeds = range(arguments.rounds)
+        wanted += [Condition("before", 4, seed, target, buffer) for buffer in OTHER_BUFFERS for seed in seeds]
     path = RUNS if arguments.out is None else arguments.out.with_name(f"{arguments.out.stem}_runs.jsonl")
     finished = {} if arguments.quick else {r.condition: r for r in read_runs(path)}
     for condition in wanted:
@@ -280,8 +284,9 @@ def main() -> None:
             with path.open("a") as file:
                 file.write(json.dumps(asdict(done)) + "\n")
         report.note(
-            f"seed {condition.seed}, {TITLES[condition.variant]}, e = {condition.factor}: {done.accuracy:.1f} % "
-            f"with {done.fresh_examples:,} fresh examples, {done.updates:,} updates, {done.seconds:.0f} s"
+            f"seed {condition.seed}, {TITLES[condition.variant]}, e = {condition.factor}, "
+            f"{condition.buffer_batches} batches: {done.accuracy:.1f} % with {done.fresh_examples:,} fresh "
+            f"examples, {done.updates:,} updates, {done.seconds:.0f} s"
         )
     runs = [finished[condition] for condition in wanted]
     for variant, title in TITLES.items():
@@ -300,6 +305,9 @@ def main() -> None:
             bar = BAR / factor if variant == "before" and factor in BAR_FACTORS else None
             report.add(f"{name}, N(e) / N(1)", Spread.of(values), "", at_most=bar)
     report.note(f"buffer: {BUFFER_BATCHES} batches of {BATCH_SIZE}")
+    for buffer in OTHER_BUFFERS:
+        if values := ratios(runs, "before", 4, buffer):
+            report.add(f"{TITLES['before']}, e = 4, {buffer} batches", Spread.of(values), "")
     report.finish()
     print(table(runs))
 
