@@ -7,6 +7,7 @@ torch's DataLoader does all the rest: plan and memory are an ordinary batch samp
 trainer that rebuilds the loader from its parts has them too.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from inspect import Signature, signature
@@ -224,6 +225,7 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
             parts=self.dataset.parts,
             bound=self._bound,
             is_whole=plan.is_whole,
+            factor=math.inf if self.factor == "auto" else self.factor,
             num_workers=self.num_workers,
             timeout=self.timeout,
             worker_init_fn=self.worker_init_fn,

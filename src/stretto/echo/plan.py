@@ -79,6 +79,11 @@ class Plan:
         return int(self._left[: self.num_live].sum(dtype=np.int64))
 
     @property
+    def most_left(self) -> int:
+        """The most uses left in a resident; 0 without residents."""
+        return int(self._left[: self.num_live].max(initial=0))
+
+    @property
     def num_unused(self) -> int:
         """Residents admitted with `max_uses` and not used yet."""
         return int(np.count_nonzero(self._left[: self.num_live] == self.max_uses))

@@ -252,7 +252,12 @@ class _Lane:
             num_batches = left // size if self._drops_rest else -(-left // size)
             if not num_batches:
                 return None
-            draw = plan.draw_most_left(size, num_batches)
+            # At random as long as no item has to be in every batch that is left: to take those with the most uses
+            # left at once would be to read all that has not been used yet, and to hold it beside the rest.
+            if plan.num_live >= size and plan.most_left < num_batches:
+                draw = plan.draw(size)
+            else:
+                draw = plan.draw_most_left(size, num_batches)
         slots = draw.slots
         used = self._used[slots]
         if draw.num_duplicates:  # count the uses of one item within the batch

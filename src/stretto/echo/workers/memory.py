@@ -31,8 +31,13 @@ def resident_bytes(example: Any) -> int:
     return count_bytes(example) + _RESIDENT_BYTES
 
 
-def count_residents(bound: Bound | None, sizes: Sequence[float], draw_size: int, num_workers: int) -> int:
-    """How many items the workers of a process keep, together; as many in each, and at least a draw.
+def count_residents(
+    bound: Bound | None, sizes: Sequence[float], draw_size: int, num_workers: int, factor: float = math.inf
+) -> int:
+    """How many items may be resident in the workers of a process, together; as many in each, and at least a draw.
+
+    An item is resident from the time that it may be drawn, but costs memory from its first use on. With a steady
+    factor e that is a share 1 - 1/e of the residents (uses left are evenly spread), give or take 2 / sqrt(n).
 
     Args:
         bound: of all workers together; None for 64 draws, at most 1 GiB.
@@ -40,6 +45,7 @@ def count_residents(bound: Bound | None, sizes: Sequence[float], draw_size: int,
             and of what these few may say wrongly of the rest.
         draw_size: items of a batch.
         num_workers: at least 1.
+        factor: of the items, if that is a number and they are read at their first use.
 
     Raises ValueError if the bound has no room for a batch in every worker.
     """
@@ -50,7 +56,8 @@ def count_residents(bound: Bound | None, sizes: Sequence[float], draw_size: int,
         # n items need mean n + 3 deviation (n / sqrt(len(sizes)) + sqrt(n)) bytes: quadratic in sqrt(n).
         per_item, margin = mean + 3 * deviation / math.sqrt(len(sizes)), 3 * deviation
         root = (math.sqrt(margin**2 + 4 * per_item * num_bytes / num_workers) - margin) / (2 * per_item)
-        fitting = num_workers * int(root**2)
+        share_held = min(1.0, 1 - 1 / factor + 2 / max(1.0, root))
+        fitting = num_workers * int(root**2 / share_held)
         most = fitting if most is None else min(most, fitting)
     if most is None:  # nothing to read
         most = draw_size * num_workers

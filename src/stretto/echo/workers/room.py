@@ -24,6 +24,8 @@ class Room:
     bound: Bound | None
     is_whole: bool
     """Items are batches that stay whole."""
+    factor: float
+    """Of the items; infinity where it is not known."""
     num_workers: int
     timeout: float
     worker_init_fn: Callable[[int], None] | None
@@ -39,7 +41,7 @@ class Room:
                 per_item = sum(map(len, head)) / max(1, len(head))
                 head = [index for batch in head for index in batch][:NUM_PROBED]
             sizes = [per_item * size for size in self._probe(head) if size]
-        count = count_residents(bound, sizes, draw_size, num_workers)
+        count = count_residents(bound, sizes, draw_size, num_workers, self.factor)
         if sizes:
             share = (DEFAULT_BYTES if bound is None or bound.num_bytes is None else bound.num_bytes) // num_workers
             self.parts.board.share_bytes = max(share, int(max(sizes) * draw_size))
