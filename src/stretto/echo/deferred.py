@@ -17,9 +17,6 @@ calls_made: ContextVar[list["Call"] | None] = ContextVar("calls made by the runn
 class CannotTakeApart(TypeError):  # noqa: N818
     """A data set that does more with its transform than to call it and return the result."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
     @classmethod
     def because(cls, owner: str, what: str) -> "CannotTakeApart":
         """The error for the class `owner` whose `__getitem__` does `what`."""
