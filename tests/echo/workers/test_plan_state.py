@@ -288,6 +288,22 @@ def test_a_sampler_with_set_epoch_resumes() -> None:
     )
 
 
+class Unsized(Sampler[int]):
+    """Has no length; its order is that of its generator."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(11, generator=self.generator).tolist())
+
+
+def test_a_sampler_without_a_length_resumes() -> None:
+    assert_resumes_everywhere(
+        lambda: EchoDataLoader(Counted(11), 4, sampler=Unsized(), factor=2, augment=noisy, buffer=16)
+    )
+
+
 def test_a_generator_of_another_seed_is_restored() -> None:
     def make(seed: int) -> EchoDataLoader:
         generator = torch.Generator().manual_seed(seed)

@@ -85,7 +85,6 @@ class EchoPlan(BatchSampler):
         self._current: Epoch | None = None
         self._resume: dict[str, Any] | None = None
         self._seeds: list[int] | None = None
-        self._saved_seeds: list[int] | None = None
         self._num_residents: int | None = None
         self._factor = 1.0
         self._agrees = False  # whether the ranks draw in step, and so can agree on numbers
@@ -171,7 +170,8 @@ class EchoPlan(BatchSampler):
         settings = self.settings
         epoch.epoch, epoch.consumer = self.next_epoch, consumer
         self._resume, self.has_begun, self._next_epoch = None, True, epoch.epoch + 1
-        self._seeds = self._saved_seeds or order_seeds(self)
+        if self._seeds is None:
+            self._seeds = order_seeds(self)
         order, num_items = keyed_order(self, settings.seed, epoch.epoch, self._seeds)
         rank, world_size = rank_and_world_size()
         self._agrees = world_size > 1 and not consumer.is_dispatching
@@ -260,7 +260,7 @@ class EchoPlan(BatchSampler):
         state = to_plain(state)
         self.has_begun = state["has_begun"]
         self._next_epoch = state["epoch"]
-        self._seeds = self._saved_seeds = state["seeds"]
+        self._seeds = state["seeds"]
         self._num_residents = state["num_residents"]
         self._factor = state["factor"]
         self._current = None
