@@ -111,5 +111,11 @@ def test_factor_follows_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.interval() == 1
 
 
+def test_a_run_resumed_right_before_a_choice_keeps_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, 2, read=0.008, step=0.01)
+    run.pace.restart(10)
+    assert run.pace.factor(2.5, 10) == 2.5
+
+
 def test_intervals_are_short_at_first() -> None:
     assert [number for number in range(401) if is_due(number)] == [10, 30, 100, 200, 300, 400]

@@ -76,8 +76,10 @@ class Pace:
 
     def factor(self, present: float, num_updates: int) -> float:
         """The factor from update `num_updates` on, given the present one."""
-        last, now = self._last, self._counts()
         num_updates -= self._last_update
+        if not num_updates:  # a state was loaded that was saved right before this update
+            return present
+        last, now = self._last, self._counts()
         self._last, self._last_update = now, self._last_update + num_updates
         reads, read_s, uses, finish_s, step_s, timed_s, num_timed, at = (
             b - a for a, b in zip(last, now, strict=True)
