@@ -119,8 +119,6 @@ class EchoPlan(BatchSampler):
     @property
     def next_epoch(self) -> int:
         """The number of the epoch that `iter()` begins."""
-        if self._resume is not None:
-            return int(self._resume["epoch"])
         if not self.has_begun and not self._next_epoch:  # a trainer may have numbered the sampler
             numbers = [getattr(sampler, "epoch", 0) for sampler in samplers_of(self)]
             return max([epoch_of_trainer(), *(number for number in numbers if isinstance(number, int))])
