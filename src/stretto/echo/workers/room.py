@@ -33,18 +33,18 @@ class Room:
 
     def count_residents(self, head: list[Any], draw_size: int) -> int:
         """See `PlanSettings`; a bound in bytes becomes a count from what the first examples cost."""
-        num_workers, bound = max(1, self.num_workers), self.bound
+        num_workers = max(1, self.num_workers)
+        num_bytes = DEFAULT_BYTES if self.bound is None else self.bound.num_bytes
         sizes: list[float] = []
-        if bound is None or bound.num_bytes is not None:
+        if num_bytes is not None:
             per_item = 1.0
             if self.is_whole:
                 per_item = sum(map(len, head)) / max(1, len(head))
                 head = [index for batch in head for index in batch][:NUM_PROBED]
             sizes = [per_item * size for size in self._probe(head) if size]
-        count = count_residents(bound, sizes, draw_size, num_workers, self.factor)
-        if sizes:
-            share = (DEFAULT_BYTES if bound is None or bound.num_bytes is None else bound.num_bytes) // num_workers
-            self.parts.board.share_bytes = max(share, int(max(sizes) * draw_size))
+        count = count_residents(self.bound, sizes, draw_size, num_workers, self.factor)
+        if num_bytes is not None and sizes:
+            self.parts.board.share_bytes = max(num_bytes // num_workers, int(max(sizes) * draw_size))
         return count
 
     def _probe(self, indices: list[Any]) -> list[int]:
