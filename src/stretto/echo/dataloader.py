@@ -300,8 +300,8 @@ class _Iteration(Iterator[Any]):
             self._leave()
             raise
         loader._clock.waited()
-        loader._clock.drawn()
         loader._echo.gave()
+        loader._clock.drawn()
         return batch
 
     def __del__(self) -> None:
