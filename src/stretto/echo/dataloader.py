@@ -9,7 +9,6 @@ trainer that rebuilds the loader from its parts has them too.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from inspect import Signature, signature
 from typing import Any
 
@@ -21,9 +20,10 @@ from stretto.echo.order import samplers_of
 from stretto.echo.settings import check_int
 from stretto.echo.stats import Clock, EchoStats
 from stretto.echo.workers.batch_plan import EchoPlan, PlanSettings
+from stretto.echo.workers.board import Board
 from stretto.echo.workers.memory import EchoedDataset, count_residents
 from stretto.echo.workers.pace import Pace
-from stretto.echo.workers.parts import ErrorPolicy, OnError, Parts
+from stretto.echo.workers.parts import Echoed, ErrorPolicy, OnError, Parts
 from stretto.echo.workers.room import Room
 from stretto.echo.workers.stream import EchoedStream
 from stretto.echo.workers.stream_position import StreamPosition
@@ -123,21 +123,21 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
                 )
         policy = ErrorPolicy(on_error, check_int("max_skipped", max_skipped, at_least=0))
         bound = Bound.parse(buffer)
-        if isinstance(dataset, EchoedDataset | EchoedStream):  # a trainer rebuilds this loader
+        if isinstance(dataset, Echoed):  # a trainer rebuilds this loader
             dataset = dataset.dataset
-        make_parts = partial(Parts.of, echo_after=echo_after, augment=augment, seed=seed, policy=policy)
         num_examples = getattr(batch_sampler, "batch_size", None) or batch_size or 1
         most = max_factor or default_max_factor(num_examples)
+        if isinstance(dataset, IterableDataset) and echo_after is not None:
+            raise ValueError(
+                f"echo_after={echo_after!r}: an iterable data set has no stages. Give what is to run for each "
+                "use as augment="
+            )
+        parts = Parts.of(dataset, echo_after, augment, seed, policy, Board(num_workers))
         echoed: EchoedDataset | EchoedStream
         if isinstance(dataset, IterableDataset):
-            if echo_after is not None:
-                raise ValueError(
-                    f"echo_after={echo_after!r}: an iterable data set has no stages. Give what is to run for each "
-                    "use as augment="
-                )
-            echoed = EchoedStream(dataset, make_parts, num_workers, factor, most, batch_size or 1, bound, seed)
+            echoed = EchoedStream(dataset, parts, factor, most, batch_size or 1, bound, seed)
         else:
-            echoed = EchoedDataset(dataset, make_parts, num_workers)
+            echoed = EchoedDataset(dataset, parts)
             if factor != 1:  # no batch is made up with what was in the first ones
                 echoed.total_dataset_length = 0
         super().__init__(

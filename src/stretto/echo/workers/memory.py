@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from stretto.echo.buffer import DEFAULT_BATCHES, DEFAULT_BYTES, Bound
 from stretto.echo.tree import clone, count_bytes
 from stretto.echo.workers.board import Board, Count
-from stretto.echo.workers.parts import ABSENT, Parts
+from stretto.echo.workers.parts import ABSENT, Echoed, Parts
 
 Use = tuple[int, int, Any, int, bool]
 """(epoch, position in its order, index, which use from 0, whether it is the last)."""
@@ -78,22 +78,20 @@ class _Kept:
     num_uses: int = 0
 
 
-class EchoedDataset(Dataset[Any]):
+class EchoedDataset(Echoed, Dataset[Any]):
     """The data set that an EchoDataLoader's workers get: its indices are the uses of an `EchoPlan`.
 
     Each example is read at its first use, kept while the plan has uses for it, and let go at its last. One that is
     not there when it should be (after a resume or a lost worker) is read again under the same random state and
-    counted. `dataset[i]` is what it is without echoing, and so are all other attributes.
+    counted. `dataset[i]` is what it is without echoing.
     """
 
     total_dataset_length: int
     """Where it is there: of the last batch Accelerate's `gather_for_metrics` keeps this modulo the batch size, or
     all of it if that is 0."""
 
-    def __init__(self, dataset: Any, make_parts: Callable[..., Parts], num_workers: int) -> None:
-        self.dataset = dataset
-        self.board = Board(num_workers)
-        self.parts = make_parts(dataset, board=self.board)
+    def __init__(self, dataset: Any, parts: Parts) -> None:
+        super().__init__(dataset, parts)
         self._epoch: tuple[int, int] | None = None
         self._kept: dict[int, _Kept] = {}
         self._failed: set[int] = set()
@@ -103,20 +101,9 @@ class EchoedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getattr__(self, name: str) -> Any:
-        """The data set's own attribute."""
-        if name.startswith("__") or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
-
     def __getstate__(self) -> dict[str, Any]:
         """Without what is kept: a worker that is started by pickling begins with nothing."""
         return {**self.__dict__, "_epoch": None, "_kept": {}, "_failed": set(), "_kept_bytes": 0}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the data set which epoch is about to begin."""
-        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
-            set_epoch(epoch)
 
     def __getitem__(self, use: Any) -> Any:
         """One use, for a loader with `batch_size=None`; or with an index of the data set, that example."""

@@ -153,6 +153,26 @@ class Parts:
             )
 
 
+class Echoed:
+    """A data set in the place of `dataset`, whose attributes it has where it has none of its own."""
+
+    def __init__(self, dataset: Any, parts: Parts) -> None:
+        self.dataset = dataset
+        self.parts = parts
+        self.board = parts.board
+
+    def __getattr__(self, name: str) -> Any:
+        """The data set's own attribute."""
+        if name.startswith("__") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the epoch that is about to begin, for the data set too."""
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+
+
 def _fetches_together(source: Any) -> bool:
     """Whether the source has a way of its own to read many examples: a Subset only asks the data set under it."""
     while type(source) is Subset:

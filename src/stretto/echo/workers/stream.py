@@ -4,7 +4,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,34 +15,28 @@ from stretto.echo.factor import Factor
 from stretto.echo.keyed import derive_key
 from stretto.echo.settings import rank_and_world_size
 from stretto.echo.tree import clone
-from stretto.echo.workers.board import Board, Count
+from stretto.echo.workers.board import Count
 from stretto.echo.workers.lanes import Lanes, LaneSettings
 from stretto.echo.workers.memory import NUM_PROBED, count_residents, resident_bytes
-from stretto.echo.workers.parts import Parts
+from stretto.echo.workers.parts import Echoed, Parts
 
 _WORKER = 0x3A9B  # the purpose of a worker's seed
 
 
-class EchoedStream(IterableDataset[Any]):
-    """The data set that an EchoDataLoader's workers get: each echoes what its own iterator yields.
-
-    Other attributes are those of `dataset`.
-    """
+class EchoedStream(Echoed, IterableDataset[Any]):
+    """The data set that an EchoDataLoader's workers get: each echoes what its own iterator yields."""
 
     def __init__(
         self,
         dataset: Any,
-        make_parts: Callable[..., Parts],
-        num_workers: int,
+        parts: Parts,
         factor: Factor,
         max_factor: int,
         batch_size: int,
         bound: Bound | None,
         seed: int,
     ) -> None:
-        self.dataset = dataset
-        self.board = Board(num_workers)
-        self.parts = make_parts(dataset, board=self.board)
+        super().__init__(dataset, parts)
         is_open = factor == "auto"
         self._settings = LaneSettings(
             factor=1.0 if factor == "auto" else factor,
@@ -58,12 +52,6 @@ class EchoedStream(IterableDataset[Any]):
         self._bound = bound
         self._rank = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """The data set's own attribute."""
-        if name.startswith("__") or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
-
     def __len__(self) -> int:
         """Uses in an epoch, if the data set says how many examples it has and the factor is a number."""
         if self._settings.is_open:
@@ -72,8 +60,7 @@ class EchoedStream(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Number the epoch that is about to begin, for the data set too."""
-        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
-            set_epoch(epoch)
+        super().set_epoch(epoch)
         self.board.epoch = epoch
         self._rank = rank_and_world_size()[0]  # a trainer may have started the ranks since the loader was made
 
