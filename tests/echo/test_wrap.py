@@ -234,6 +234,8 @@ def in_a_thread(self: Any, image: torch.Tensor) -> Any:
             lambda s, image: torch.stack([s.transform(image)]),
         ),
         ("converts", lambda self, image: np.asarray(self.transform(image))),
+        ("converts", lambda self, image: (value := self.transform(image), f"{value}")),
+        ("converts", lambda self, image: (value := self.transform(image), str(value))),
         ("asks for the type", lambda self, image: torch.as_tensor(self.transform(image))),
         ("sets an item of", lambda self, image: self.transform(image).__setitem__(0, 1)),
         ("sets an attribute of", lambda self, image: setattr(self.transform(image), "y", 1)),

@@ -130,7 +130,7 @@ _NEED_THE_VALUE = {
     "__rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __divmod__ __rdivmod__ __pow__ __rpow__ __and__ "
     "__rand__ __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __neg__ __pos__ "
     "__abs__ __invert__ __round__",
-    "converts *": "__int__ __float__ __complex__ __index__ __bytes__ __array__",
+    "converts *": "__str__ __format__ __int__ __float__ __complex__ __index__ __bytes__ __array__",
     "calls *": "__call__",
     "enters *": "__enter__",
     "copies or pickles *": "__reduce_ex__",
