@@ -21,13 +21,12 @@ from stretto.echo.order import (
     keyed_order,
     order_seeds,
     sampler_names,
-    samplers_of,
 )
-from stretto.echo.settings import check_int, loader_length, rank_and_world_size
+from stretto.echo.settings import loader_length, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.workers.board import Board, Count
-from stretto.echo.workers.consumer import epoch_of_trainer, find_consumer, num_processes_of_caller
+from stretto.echo.workers.consumer import EpochNumber, find_consumer, num_processes_of_caller
 from stretto.echo.workers.epoch import Epoch
 from stretto.echo.workers.lanes import Lanes, LaneSettings, count_batches
 from stretto.echo.workers.memory import NUM_PROBED
@@ -57,7 +56,7 @@ class PlanSettings:
     """Yield single uses, not batches (`batch_size=None`)."""
 
 
-class EchoPlan(BatchSampler):
+class EchoPlan(EpochNumber, BatchSampler):
     """The uses of an epoch in batches, each as (epoch, position, index, use, is_last).
 
     Trainers rebuild it as they do torch's BatchSampler; the EchoDataLoader around it then tells it its settings.
@@ -73,15 +72,14 @@ class EchoPlan(BatchSampler):
     def __init__(
         self, sampler: Iterable[Any], batch_size: int = 1, drop_last: bool = False, *, is_whole: bool = False
     ) -> None:
+        super().__init__()
         self.sampler = sampler
         self.drop_last = drop_last
         self.is_whole = is_whole
         if not is_whole:  # Lightning would build a plan of another sampler with it; without it says why it cannot
             self.batch_size = batch_size
         self.counters = Counters()
-        self.has_begun = False
         self._settings: PlanSettings | None = None
-        self._next_epoch = 0
         self._current: Epoch | None = None
         self._resume: dict[str, Any] | None = None
         self._seeds: list[int] | None = None
@@ -109,20 +107,6 @@ class EchoPlan(BatchSampler):
             epoch, num_items = self._current.epoch, self._current.num_items or num_items
             num_processes = num_processes or self._current.consumer.num_processes
         return count_batches(self.lane_settings(num_processes or 1, self.draw_size), epoch, num_items)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Number the first epoch, at a run's start; once epochs have begun they count on by themselves."""
-        check_int("epoch", epoch, at_least=0)
-        if not self.has_begun:
-            self._next_epoch = epoch
-
-    @property
-    def next_epoch(self) -> int:
-        """The number of the epoch that `iter()` begins."""
-        if not self.has_begun and not self._next_epoch:  # a trainer may have numbered the sampler
-            numbers = [getattr(sampler, "epoch", 0) for sampler in samplers_of(self)]
-            return max([epoch_of_trainer(), *(number for number in numbers if isinstance(number, int))])
-        return self._next_epoch
 
     @property
     def draw_size(self) -> int:

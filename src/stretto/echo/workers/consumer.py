@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from stretto.echo.order import samplers_of
+from stretto.echo.settings import check_int
+
 _DEPTH = 16
 _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _LIBRARIES = ("torch", "torchdata", "accelerate")
@@ -89,6 +92,28 @@ def epoch_of_trainer() -> int:
             return int(frame.f_locals["self"].epoch_progress.current.processed)
         frame = frame.f_back
     return 0
+
+
+class EpochNumber:
+    """The number of the next epoch: the trainer's at first, then one more each time."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._next_epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the first epoch, at a run's start; once epochs have begun they count on by themselves."""
+        check_int("epoch", epoch, at_least=0)
+        if not self.has_begun:
+            self._next_epoch = epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that `iter()` begins."""
+        if not self.has_begun and not self._next_epoch:  # a trainer may have numbered the sampler
+            numbers = [getattr(sampler, "epoch", 0) for sampler in samplers_of(self)]
+            return max([epoch_of_trainer(), *(number for number in numbers if isinstance(number, int))])
+        return self._next_epoch
 
 
 def num_processes_of_caller(plan: Any) -> int | None:

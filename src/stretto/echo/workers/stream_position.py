@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from stretto.echo.settings import check_int, rank_and_world_size
+from stretto.echo.settings import rank_and_world_size
 from stretto.echo.state import check_settings
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.workers.board import Board, Count
-from stretto.echo.workers.consumer import epoch_of_trainer
+from stretto.echo.workers.consumer import EpochNumber
 from stretto.echo.workers.pace import Pace, is_due
 from stretto.echo.workers.ranks import largest
 
 _VERSION = 1
 
 
-class StreamPosition:
+class StreamPosition(EpochNumber):
     """For an iterable data set what an `EchoPlan` is for a map-style one, as far as that is possible.
 
     The examples of a stream cannot be asked for again, so a state is a number of batches, and loading it reads the
@@ -30,8 +30,7 @@ class StreamPosition:
     """
 
     def __init__(self, board: Board, pace: Pace | None, clock: Clock, settings: dict[str, Any]) -> None:
-        self._next_epoch = 0
-        self.has_begun = False
+        super().__init__()
         self._board = board
         self._pace = pace
         self._clock = clock
@@ -42,17 +41,6 @@ class StreamPosition:
         self._num_given = 0
         self._is_resuming = False
         board.factor = 1.0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Number the first epoch, at a run's start; once epochs have begun they count on by themselves."""
-        check_int("epoch", epoch, at_least=0)
-        if not self.has_begun:
-            self._next_epoch = epoch
-
-    @property
-    def next_epoch(self) -> int:
-        """The number of the epoch that `iter()` begins."""
-        return self._next_epoch if self.has_begun or self._next_epoch else epoch_of_trainer()
 
     def begin(self, batches: Iterator[Any]) -> None:
         """An epoch begins with `batches`: go on to where a loaded state was saved."""
