@@ -319,6 +319,17 @@ def test_buffer_bounds_how_far_the_uses_of_an_example_spread(buffer: int | str) 
     assert len(set(wide[:160])) > len({index for index, _ in rows[:160]})
 
 
+@pytest.mark.parametrize("buffer", [16, "24KiB"])
+def test_what_was_read_and_not_used_to_the_end_is_resident(buffer: int | str) -> None:
+    loader = echoed(buffer=buffer)
+    used: Counter[int] = Counter()
+    for batch in loader:
+        used.update(batch[:, 0].int().tolist())
+        stats = loader.stats()
+        assert stats.resident_items == stats.reads - sum(num_uses == 3 for num_uses in used.values())
+    assert loader.stats().resident_items == 0
+
+
 def test_a_buffer_without_room_for_a_batch_in_each_worker_is_refused() -> None:
     with pytest.raises(ValueError, match="buffer=15 has room for 15 items, with batches of 8 in 2 workers"):
         echoed(num_workers=2, buffer=15)

@@ -78,6 +78,7 @@ class EchoedStream(Echoed, IterableDataset[Any]):
         board, parts, epoch, size = self.board, self.parts, self.board.epoch, self._settings.batch_size
         seed = derive_key(self._settings.seed, _WORKER, self._rank, worker_id)
         row = board.row(worker_id)
+        row[Count.RESIDENTS] = 0
         is_by_bytes = self._settings.max_uses > 1 and (self._bound is None or self._bound.items is None)
         source = self._read(row)
         # What the first examples cost decides how many are kept, so they are taken before any is used.
@@ -95,6 +96,7 @@ class EchoedStream(Echoed, IterableDataset[Any]):
             examples = []
             with parts:
                 for position, kept, number, is_last in uses.rows():
+                    row[Count.RESIDENTS] -= is_last
                     try:
                         example = kept if is_last else clone(kept)
                         examples.append(parts.finish(example, epoch, seed ^ position, number, position, row))
@@ -112,5 +114,6 @@ class EchoedStream(Echoed, IterableDataset[Any]):
             except StopIteration:
                 return
             row[Count.READS] += 1
+            row[Count.RESIDENTS] += 1
             row[Count.READ_NS] += time.perf_counter_ns() - start
             yield example
