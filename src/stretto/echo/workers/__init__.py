@@ -14,7 +14,7 @@
     stream.py, stream_position.py      the same for iterable data sets
     pace.py          the factor of "auto"
     board.py         counters in shared memory
-    consumer.py      which loader draws from the plan
+    consumer.py      which loader draws from the plan, and which epoch comes next
     ranks.py         what ranks agree on
 
 Life cycle: `iter(loader)` has torch start the workers and draw the first batches of the plan, which begins an
