@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from stretto import EchoDataLoader, StagedDataset
 from tests.echo.sources import Numbers
@@ -298,3 +298,13 @@ def test_the_data_set_is_what_it_was_without_echo() -> None:
     assert list(loader.dataset.stages) == ["one", "two"]
     with pytest.raises(AttributeError, match="has no attribute 'classes'"):
         _ = loader.dataset.classes
+
+
+def test_a_view_counts_as_itself_not_as_what_it_is_a_view_of() -> None:
+    data = TensorDataset(torch.arange(4000).repeat_interleave(100).view(4000, 100))
+    loader = EchoDataLoader(data, batch_size=16, factor=4)
+    for _ in loader:
+        if loader.stats().updates == 800:
+            break
+    assert loader.stats().resident_items > 600
+    assert loader.stats().buffer_bytes < 2 << 20

@@ -170,14 +170,17 @@ class EchoedDataset(Echoed, Dataset[Any]):
             row[Count.REREADS] += number > 0
             if is_last:
                 return self._last(example)
-            kept = _Kept(example, resident_bytes(example) if self.board.share_bytes else 0)
+            copy = clone(example)  # a view, say of a whole data set, would count as all that it is a view of
+            kept = _Kept(copy, resident_bytes(copy) if self.board.share_bytes else 0)
             self._forget(position)  # of batches that were under way when a state was loaded
             self._kept[position] = kept
             self._kept_bytes += kept.num_bytes
             self._make_room(position)
-        elif is_last:
+            kept.num_uses = 1
+            return self._last(example)
+        if is_last:
             self._forget(position)
-            return self._last(kept.example)
+            return kept.example
         kept.num_uses += 1
         return clone(kept.example)
 
@@ -222,7 +225,7 @@ class Probe(Dataset[int]):
         """Bytes of an example; 0 for one that may be skipped, which is told of when it is."""
         with self._parts as parts:
             try:
-                return resident_bytes(parts.read(0, at, self._indices[at], parts.row()))
+                return resident_bytes(clone(parts.read(0, at, self._indices[at], parts.row())))
             except Exception:
                 if parts.policy.on_error == "raise":
                     raise

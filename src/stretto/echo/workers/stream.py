@@ -83,11 +83,12 @@ class EchoedStream(Echoed, IterableDataset[Any]):
         source = self._read(row)
         # What the first examples cost decides how many are kept, so they are taken before any is used.
         head = list(itertools.islice(source, NUM_PROBED if is_by_bytes else 0))
-        sizes = [resident_bytes(example) for example in head]
+        sizes = [resident_bytes(clone(example)) for example in head]  # a view counts as itself
         capacity = count_residents(self._bound, sizes, size, num_workers) // num_workers
         settings = replace(self._settings, capacity=capacity, seed=seed)
         lanes = Lanes(settings, epoch, itertools.chain(head, source))
         del head
+        failed: set[int] = set()
         while True:
             if self._settings.is_open:
                 lanes.factor = board.factor
@@ -97,10 +98,13 @@ class EchoedStream(Echoed, IterableDataset[Any]):
             with parts:
                 for position, kept, number, is_last in uses.rows():
                     row[Count.RESIDENTS] -= is_last
+                    if position in failed:
+                        continue
                     try:
                         example = kept if is_last else clone(kept)
                         examples.append(parts.finish(example, epoch, seed ^ position, number, position, row))
                     except Exception as error:
+                        failed.add(position)
                         parts.failed(error, position, row)
             yield from examples
 

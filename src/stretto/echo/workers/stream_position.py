@@ -109,7 +109,7 @@ class StreamPosition(EpochNumber):
         """What has happened so far; examples are counted as the workers read and use them, ahead of the updates."""
         total, clock = self._board.total, self._clock
         return EchoStats(
-            passes=self._epoch,
+            passes=self._epoch if self._is_in_epoch else self.next_epoch,
             epochs=self._counters.epochs,
             updates=self._counters.updates,
             fresh_batches=math.ceil(total(Count.READS) / (self._settings["batch_size"] or 1)),
