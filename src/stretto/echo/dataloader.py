@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from inspect import Signature, signature
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from stretto.echo.buffer import Bound
 from stretto.echo.factor import Factor, check_factor, default_max_factor
@@ -127,6 +127,11 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
             dataset = dataset.dataset
         num_examples = getattr(batch_sampler, "batch_size", None) or batch_size or 1
         most = max_factor or default_max_factor(num_examples)
+        if isinstance(dataset, IterDataPipe | MapDataPipe):
+            raise TypeError(
+                f"dataset is a {type(dataset).__name__}: torch shards DataPipes among workers in a way of its own, "
+                "which does not reach one inside another data set. Expected a Dataset or an IterableDataset"
+            )
         if isinstance(dataset, IterableDataset) and echo_after is not None:
             raise ValueError(
                 f"echo_after={echo_after!r}: an iterable data set has no stages. Give what is to run for each "
@@ -181,6 +186,8 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         self.dataset.set_epoch(self._echo.next_epoch)
         if not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
             self._drop_workers(self._iterator)
+        if isinstance(self._echo, EchoPlan):
+            self._echo.prepare()  # before workers start: it may start some of its own, and fail
         return _Iteration(self, super().__iter__())
 
     def _drop_workers(self, batches: Any) -> None:
@@ -222,6 +229,7 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         else:
             plan = EchoPlan(self.sampler, self.batch_size or 1, self.drop_last)
         room = Room(
+            dataset=self.dataset.dataset,
             parts=self.dataset.parts,
             bound=self._bound,
             is_whole=plan.is_whole,

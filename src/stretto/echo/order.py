@@ -1,8 +1,10 @@
 """The order in which samplers go through a data set: which ones decide it, and how to make it again."""
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -87,19 +89,23 @@ def keyed_order(holder: Any, seed: int, epoch: int, seeds: list[int]) -> tuple[I
     for sampler in samplers:
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(epoch)
-    if loader_length(holder.sampler) is None:  # it may go on for ever, and draws as it goes
-        return iter(holder.sampler), None
+    more: list[Any] = []
     try:
-        order = list(holder.sampler)
+        iterator = iter(holder.sampler)
+        order = list(islice(iterator, loader_length(holder.sampler) or 0))
+        more = list(islice(iterator, 1))
     finally:
-        for sampler, generator in zip(random_ones, before, strict=True):
-            sampler.generator = generator
+        if not more:
+            for sampler, generator in zip(random_ones, before, strict=True):
+                sampler.generator = generator
+    if more:  # it has no length or goes on beyond it, maybe for ever, and draws as it goes
+        return chain(order, more, iterator), None
     return iter(order), len(order)
 
 
 def _adds_no_randomness(sampler: Any) -> bool:
     """Whether the sampler is sequential or groups the indices of another one; a subclass may do anything."""
-    if isinstance(sampler, range | list | tuple):
+    if isinstance(sampler, range | list | tuple | np.ndarray | torch.Tensor):
         return True
     is_known = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata", "accelerate", "stretto")
     return is_known and isinstance(sampler, SequentialSampler | BatchSampler | _InfiniteConstantSampler)

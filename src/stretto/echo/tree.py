@@ -81,7 +81,7 @@ def clone(tree: Any) -> Any:
         return tree
     if kind is torch.Tensor and not tree.requires_grad:
         return tree.clone()
-    if kind is np.ndarray:
+    if kind is np.ndarray and not tree.dtype.hasobject:
         return tree.copy()
     if kind in (tuple, list):  # as what follows does, at a fifth of the time
         return kind([clone(part) for part in tree])
@@ -155,7 +155,7 @@ def _clone_leaf(leaf: Any) -> Any:
         copied = leaf.detach().clone().requires_grad_(leaf.requires_grad)
         vars(copied).update(vars(leaf))
         return copied
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         return leaf.copy()
     if hasattr(leaf, "clone"):  # batch classes with a cheaper copy of their own, such as PyG's Data
         return leaf.clone()

@@ -23,17 +23,39 @@ from stretto.echo.tree import Structure, clone, flatten
 
 def stages_of(dataset: Any) -> dict[str, Callable[[Any], Any]]:
     """See `StagedDataset.wrap`: the stages from an index to an example."""
-    shadow, transforms = _with_stand_ins(dataset)
+    copies: list[_Copy] = []
+    shadow, transforms = _with_stand_ins(dataset, copies)
     steps: list[RunPart] = []
     for slot, transform in transforms.items():
         # A target's transform is a step or two, and cheap: not worth a choice of where to echo.
         parts = [Part(slot, transform)] if slot == "target_transform" else take_apart(transform)
         steps += [RunPart(slot, part, starts=part is parts[0], ends=part is parts[-1]) for part in parts]
-    stages: dict[str, Callable[[Any], Any]] = {"read": Read(shadow)}
+    stages: dict[str, Callable[[Any], Any]] = {"read": Read(shadow, copies)}
     for step in steps:
         step.fills = step is steps[-1]
         stages[_unique(step.part.name, stages)] = step
     return stages
+
+
+@dataclass(eq=False)
+class _Copy:
+    """A shallow copy of a data set that follows the original: its `set_epoch` or `open` reach that one."""
+
+    original: Any
+    copy: Any
+    own: Container[str]
+    """Attributes in which the copy differs."""
+
+    def __post_init__(self) -> None:
+        self._seen = dict(getattr(self.original, "__dict__", {}))
+
+    def follow(self) -> None:
+        """Take over what has changed in the original."""
+        for name, value in getattr(self.original, "__dict__", {}).items():
+            if self._seen.get(name, self) is not value:
+                self._seen[name] = value
+                if name not in self.own:
+                    setattr(self.copy, name, value)
 
 
 class Indices:
@@ -52,11 +74,14 @@ class Indices:
 class Read:
     """Stage "read": the data set's `__getitem__`, with its transforms put off."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, copies: list["_Copy"]) -> None:
         self._dataset = dataset
+        self._copies = copies
 
     def __call__(self, index: int) -> Any:
         """What the data set returns for `index`, as a Pending if it called a transform."""
+        for made in self._copies:
+            made.follow()
         calls: list[Call] = []
         token = calls_made.set(calls)
         try:
@@ -173,12 +198,16 @@ def _flatten(example: Any) -> tuple[list[Any], Structure]:
     return leaves, Structure(spec, mappings={}, paths=[])
 
 
-def _with_stand_ins(dataset: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """A shallow copy of the data set with stand-ins, and the transforms they stand for, by attribute."""
+def _with_stand_ins(dataset: Any, copies: list[_Copy]) -> tuple[Any, dict[str, Callable[..., Any]]]:
+    """A shallow copy of the data set with stand-ins, and the transforms they stand for, by attribute.
+
+    The copies made are added to `copies`.
+    """
     if isinstance(dataset, Subset) and not hasattr(dataset, "transform"):
-        inner, transforms = _with_stand_ins(dataset.dataset)
+        inner, transforms = _with_stand_ins(dataset.dataset, copies)
         shadow = copy.copy(dataset)
         shadow.dataset = inner
+        copies.append(_Copy(dataset, shadow, {"dataset"}))
         return shadow, transforms
     owner = type(dataset).__name__
     values = {slot: getattr(dataset, slot, None) for slot in ("transform", "transforms", "target_transform")}
@@ -201,6 +230,7 @@ def _with_stand_ins(dataset: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
                 f"StagedDataset.wrap cannot take {owner} apart: its .{slot} cannot be replaced. Name the stages "
                 "yourself: StagedDataset(source, name=function, ...)"
             )
+    copies.append(_Copy(dataset, shadow, set(new)))
     return shadow, transforms
 
 

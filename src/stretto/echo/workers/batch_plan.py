@@ -84,6 +84,8 @@ class EchoPlan(EpochNumber, BatchSampler):
         self._resume: dict[str, Any] | None = None
         self._seeds: list[int] | None = None
         self._num_residents: int | None = None
+        self._counted: int | None = None  # the same before the ranks have agreed
+        self._order: tuple[int, Iterator[Any], int | None] | None = None  # of an epoch that is prepared
         self._factor = 1.0
         self._agrees = False  # whether the ranks draw in step, and so can agree on numbers
 
@@ -152,9 +154,7 @@ class EchoPlan(EpochNumber, BatchSampler):
         settings = self.settings
         epoch.epoch, epoch.consumer = self.next_epoch, consumer
         self._resume, self.has_begun, self._next_epoch = None, True, epoch.epoch + 1
-        if self._seeds is None:
-            self._seeds = order_seeds(self)
-        order, num_items = keyed_order(self, settings.seed, epoch.epoch, self._seeds)
+        order, num_items = self._take_order(epoch.epoch)
         rank, world_size = rank_and_world_size()
         self._agrees = world_size > 1 and not consumer.is_dispatching
         if self._agrees and consumer.num_processes == 1:
@@ -164,9 +164,7 @@ class EchoPlan(EpochNumber, BatchSampler):
                 self.counters.dropped_items += num_items - int(least)
             num_items = None if least == math.inf else int(least)
         if self._num_residents is None and settings.factor != 1:
-            head = list(islice(order, NUM_PROBED))
-            order = chain(head, order)
-            counted = settings.count_residents(head, self.draw_size)
+            counted, order = self._count(order)
             self._num_residents = int(smallest(counted)) if self._agrees else counted
         lane_settings = self.lane_settings(consumer.num_processes, self._num_residents or 0)
         ahead = 1 if lane_settings.is_open else _READ_AHEAD  # a factor is in force for what is taken after it
@@ -178,6 +176,27 @@ class EchoPlan(EpochNumber, BatchSampler):
         elif settings.factor == "auto":
             epoch.factors[0] = self._factor
         settings.pace.restart(epoch.num_given)
+
+    def prepare(self) -> None:
+        """Do of `begin` what can be done before it is known who draws."""
+        if self._num_residents is None and self._counted is None and self.settings.factor != 1:
+            order, num_items = self._take_order(self.next_epoch)
+            self._order = self.next_epoch, self._count(order)[1], num_items
+
+    def _take_order(self, epoch: int) -> tuple[Iterator[Any], int | None]:
+        prepared, self._order = self._order, None
+        if prepared is not None and prepared[0] == epoch:
+            return prepared[1:]
+        if self._seeds is None:
+            self._seeds = order_seeds(self)
+        return keyed_order(self, self.settings.seed, epoch, self._seeds)
+
+    def _count(self, order: Iterator[Any]) -> tuple[int, Iterator[Any]]:
+        """How many residents there is room for, and `order`, at the start of which this looks."""
+        head = list(islice(order, NUM_PROBED))
+        if self._counted is None:
+            self._counted = self.settings.count_residents(head, self.draw_size)
+        return self._counted, chain(head, order)
 
     def gave(self) -> None:
         """Count what the training step was given by now."""

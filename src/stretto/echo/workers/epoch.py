@@ -133,7 +133,9 @@ class Epoch(Iterator[Any]):
         if not self._plan.is_whole:
             return batch
         ((epoch, position, indices, number, is_last),) = batch
-        if not isinstance(indices, list | tuple):
+        if hasattr(indices, "tolist"):
+            indices = indices.tolist()
+        if not isinstance(indices, list | tuple | range):
             raise TypeError(
                 f"the batch_sampler yields {indices!r:.60}, a {type(indices).__name__}: expected lists of indices"
             )

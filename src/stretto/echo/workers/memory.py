@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.data import Dataset
 
@@ -86,6 +86,7 @@ class EchoedDataset(Echoed, Dataset[Any]):
     counted. `dataset[i]` is what it is without echoing.
     """
 
+    _OWN: ClassVar = {"total_dataset_length", "_epoch", "_kept", "_failed", "_kept_bytes", "_good"}
     total_dataset_length: int
     """Where it is there: of the last batch Accelerate's `gather_for_metrics` keeps this modulo the batch size, or
     all of it if that is 0."""
@@ -185,8 +186,8 @@ class EchoedDataset(Echoed, Dataset[Any]):
         return clone(kept.example)
 
     def _last(self, example: Any) -> Any:
-        """The example for its last use: a copy where the data set may hold it itself, and a stage may change it."""
-        return clone(example) if self.parts.after.stages and not self.parts.before.stages else example
+        """What was read, to be used: a copy where a stage may change it, for the data set may hold it itself."""
+        return clone(example) if self.parts.after.stages else example
 
     def _stand_in(self, number: int, error: Exception | None, row: Any) -> Any:
         """An example for a batch in which all raised."""
@@ -211,19 +212,21 @@ class EchoedDataset(Echoed, Dataset[Any]):
         return self._kept[position].num_uses
 
 
-class Probe(Dataset[int]):
+class Probe(Echoed, Dataset[int]):
     """What examples cost to keep, measured in workers like those that will keep them."""
 
-    def __init__(self, parts: Parts, indices: Sequence[Any]) -> None:
-        self._parts = replace(parts, board=Board(NUM_PROBED))  # these reads do not count
+    _OWN: ClassVar = {"_indices"}
+
+    def __init__(self, dataset: Any, parts: Parts, indices: Sequence[Any]) -> None:
+        super().__init__(dataset, replace(parts, board=Board(NUM_PROBED)))  # these reads do not count
         self._indices = indices
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.dataset)
 
     def __getitem__(self, at: int) -> int:
         """Bytes of an example; 0 for one that may be skipped, which is told of when it is."""
-        with self._parts as parts:
+        with self.parts as parts:
             try:
                 return resident_bytes(clone(parts.read(0, at, self._indices[at], parts.row())))
             except Exception:

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 from torch.utils.data import Subset, get_worker_info
@@ -102,13 +102,17 @@ class Parts:
         epoch, position, _ = wanted[0]
         self.reading.seed(position, 0, key=self._key_of(epoch))
         try:
-            fetched = list(self.source.__getitems__([index for _, _, index in wanted]))
+            fetched = self.source.__getitems__([index for _, _, index in wanted])
+        except StopIteration as stray:
+            raise _not_the_end(stray) from stray
         except Exception:
             if self.policy.on_error == "raise":
                 raise
-            return [ABSENT] * len(wanted)  # one by one, to find those that raise
+            fetched = None  # one by one, to find those that raise
+        if not isinstance(fetched, list | tuple) or len(fetched) != len(wanted):  # columns, say
+            return [ABSENT] * len(wanted)
         row[Count.READ_NS] += time.perf_counter_ns() - start
-        return fetched
+        return list(fetched)
 
     def read(self, epoch: int, position: int, index: Any, row: NDArray[Any], fetched: Any = ABSENT) -> Any:
         """The example at `index`, up to the echo point; `fetched` is what the source holds, if that is known."""
@@ -119,8 +123,10 @@ class Parts:
                 fetched = self.source[index]
             except Exception as error:
                 error.add_note(f"In the data set, index {index!r}")
+                if isinstance(error, StopIteration):
+                    raise _not_the_end(error) from error
                 raise
-        example = self.before.run(fetched, index)
+        example = _run(self.before, fetched, index)
         row[Count.READS] += 1
         row[Count.READ_NS] += time.perf_counter_ns() - start
         return example
@@ -130,7 +136,7 @@ class Parts:
         start = time.perf_counter_ns()
         if self.after.stages:
             self.finishing.seed(position, use + 1, key=self._key_of(epoch))
-            example = self.after.run(example, index)
+            example = _run(self.after, example, index)
         row[Count.USES] += 1
         row[Count.USE_NS] += time.perf_counter_ns() - start
         return example
@@ -154,7 +160,9 @@ class Parts:
 
 
 class Echoed:
-    """A data set in the place of `dataset`, whose attributes it has where it has none of its own."""
+    """A data set in the place of `dataset`, whose attributes are read and set through it, in workers too."""
+
+    _OWN: ClassVar[set[str]] = set()
 
     def __init__(self, dataset: Any, parts: Parts) -> None:
         self.dataset = dataset
@@ -167,10 +175,28 @@ class Echoed:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("dataset", "parts", "board") or name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.dataset, name, value)
+
     def set_epoch(self, epoch: int) -> None:
         """Number the epoch that is about to begin, for the data set too."""
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(epoch)
+
+
+def _run(stages: Stages, example: Any, index: Any) -> Any:
+    try:
+        return stages.run(example, index)
+    except StopIteration as stray:
+        raise _not_the_end(stray) from stray
+
+
+def _not_the_end(stray: StopIteration) -> RuntimeError:
+    """As it is, it would look like the end of the epoch."""
+    return RuntimeError(f"StopIteration was raised: {' '.join(getattr(stray, '__notes__', []))}")
 
 
 def _fetches_together(source: Any) -> bool:

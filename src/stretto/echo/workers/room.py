@@ -20,6 +20,7 @@ class Room:
     persistent workers.
     """
 
+    dataset: Any
     parts: Parts
     bound: Bound | None
     is_whole: bool
@@ -52,8 +53,9 @@ class Room:
         num_workers = min(self.num_workers, len(indices))
         return list(
             DataLoader(
-                Probe(self.parts, indices),
+                Probe(self.dataset, self.parts, indices),
                 batch_size=None,
+                sampler=range(len(indices)),
                 num_workers=num_workers,
                 timeout=self.timeout if num_workers else 0,
                 worker_init_fn=self.worker_init_fn,

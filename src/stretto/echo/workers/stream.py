@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -25,6 +25,8 @@ _WORKER = 0x3A9B  # the purpose of a worker's seed
 
 class EchoedStream(Echoed, IterableDataset[Any]):
     """The data set that an EchoDataLoader's workers get: each echoes what its own iterator yields."""
+
+    _OWN: ClassVar = {"_settings", "_bound", "_rank"}
 
     def __init__(
         self,
