@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from harness import Report, Spread, parse_arguments
+from harness import Report, Spread, parse_arguments, write_table
 
 from stretto.demo.conditions import Condition
 from stretto.demo.page import accuracy_figure
@@ -20,7 +20,6 @@ from stretto.demo.race import Outcome
 from stretto.demo.run import Display, Plan, run
 
 _ROOT = Path(__file__).parents[1]
-_MARKS = ("<!-- made by benchmarks/demo.py -->", "<!-- end -->")
 
 
 class _Lines(Display):
@@ -58,14 +57,6 @@ def readme_table(record: dict[str, Any]) -> str:
             f"{row['au_percent']:.0f} | {speedup} |"
         )
     return "\n".join(lines)
-
-
-def write_readme(record: dict[str, Any]) -> None:
-    """Put the table between its marks."""
-    readme = _ROOT / "README.md"
-    before, rest = readme.read_text().split(_MARKS[0])
-    after = rest.split(_MARKS[1])[1]
-    readme.write_text(f"{before}{_MARKS[0]}\n{readme_table(record)}\n{_MARKS[1]}{after}")
 
 
 def write_plot(record: dict[str, Any], path: Path) -> None:
@@ -110,7 +101,7 @@ def main() -> None:
     if not arguments.quick:
         runs = _ROOT / "benchmarks/results/demo_runs.json"
         runs.write_text(json.dumps({"starved": starved, "even": even}, indent=1) + "\n")
-        write_readme(starved)
+        write_table("README.md", "demo", readme_table(starved))
         write_plot(starved, _ROOT / "docs/demo.png")
 
 

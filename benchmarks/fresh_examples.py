@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Report, Spread, parse_arguments
+from harness import Report, Spread, parse_arguments, write_table
 from torch.utils.data import DataLoader, Dataset
 
 import stretto
@@ -246,6 +246,17 @@ def table(runs: Sequence[Run], buffer_batches: int = BUFFER_BATCHES) -> str:
     return "\n".join(lines)
 
 
+def tables(runs: Sequence[Run]) -> str:
+    """The study, and what new seeds say with the buffer that it found best."""
+    confirming = [r for r in runs if r.condition.seed in CONFIRMING_SEEDS]
+    if not confirming:
+        return table(runs)
+    return (
+        f"{table(runs)}\n\nThe same with a buffer of {CONFIRMED_BUFFER} batches, the best of those tried at e = 4, "
+        f"and {len(CONFIRMING_SEEDS)} new seeds:\n\n{table(confirming, CONFIRMED_BUFFER)}"
+    )
+
+
 def _ratio_cell(values: Sequence[float]) -> str:
     if not values:
         return "target missed"
@@ -325,8 +336,9 @@ def main() -> None:
             name = f"{TITLES['before']}, e = {factor}, {CONFIRMED_BUFFER} batches, new seeds, N(e) / N(1)"
             report.add(name, Spread.of(values), "", at_most=BAR / factor)
     report.finish()
-    print(table(runs))
-    print(table([r for r in runs if r.condition.seed in CONFIRMING_SEEDS], CONFIRMED_BUFFER))
+    print(tables(runs))
+    if not arguments.quick and arguments.out is None:
+        write_table("docs/where.md", "fresh_examples", tables(runs))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,15 @@ class Report:
         print(f"  wrote {out}")
 
 
+def write_table(page: str, benchmark: str, table: str) -> None:
+    """Put what a benchmark found between its marks in a page of the project."""
+    path = _RESULTS.parents[1] / page
+    start, end = f"<!-- made by benchmarks/{benchmark}.py -->", "<!-- end -->"
+    before, rest = path.read_text().split(start)
+    after = rest.split(end, 1)[1]
+    path.write_text(f"{before}{start}\n{table}\n{end}{after}")
+
+
 def parse_arguments(description: str | None, *, rounds: int) -> argparse.Namespace:
     """Read --quick, --rounds and --out."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from harness import Report, Spread, parse_arguments, ratio, take_turns
+from harness import Report, Spread, parse_arguments, ratio, take_turns, write_table
 from photos import generate, photos, photos_made_before
 from PIL import Image
 from torch.utils.data import DataLoader, RandomSampler
@@ -173,6 +173,34 @@ def report_job(report: Report, rates: dict[str, list[float]], cpu_ms: dict[str, 
     report.add("before augmentation / expected", ratio(rates["before"], expected), "", at_least=0.85)
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """The insertion points beside each other, in Markdown."""
+    of = {result["what"]: result for result in results}
+    lines = [
+        "| echo point | e | examples a second | beside no echo (over the rounds) | CPU, ms an example |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for title, factor, what, cpu in (
+        ("no echo: DataLoader", 1, "DataLoader", "DataLoader, to compare with d + a + c"),
+        ("no echo: EchoDataLoader", 1, "EchoDataLoader, factor=1", "EchoDataLoader(factor=1)"),
+        (
+            "before augmentation",
+            FACTOR,
+            "EchoDataLoader, before augmentation",
+            "EchoDataLoader, before augmentation",
+        ),
+        ("after augmentation", FACTOR, "EchoDataLoader, after augmentation", "EchoDataLoader, after augmentation"),
+        ("batches, after the loader", FACTOR, 'stretto.echo, unit="batch", copy=False', ""),
+    ):
+        cells = [title, str(factor), f"{of[what]['median']:,.0f}", "1", ""]
+        if beside := of.get(f"{what} / DataLoader"):
+            cells[3] = f"{beside['median']:.2f} ({beside['low']:.2f} .. {beside['high']:.2f})"
+        if spent := of.get(f"CPU, spent by {cpu}"):
+            cells[4] = f"{spent['median']:.2f}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=8)
     report = Report("jpeg", arguments)
@@ -186,6 +214,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             measure_job(report, Job(generate(Path(directory), 48), batch_size=8, num_sampled=10))
     report.finish()
+    if not arguments.quick and arguments.out is None:
+        write_table("docs/where.md", "jpeg", table(report.results))
 
 
 if __name__ == "__main__":

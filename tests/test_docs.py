@@ -1,5 +1,6 @@
 """The code in README.md and docs/ runs, and the figures are those that the benchmarks wrote."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -28,3 +29,17 @@ def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
     for row in record["starved"]["rows"]:
         line = f"| {row['title']} | {row['fresh_examples']:,.0f} | {row['updates']:,.0f} | {row['seconds']:.1f} |"
         assert line in readme
+
+
+@pytest.mark.parametrize("benchmark", ["jpeg", "fresh_examples"])
+def test_the_tables_in_the_guide_are_those_that_the_benchmarks_wrote(
+    benchmark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    module = importlib.import_module(benchmark)
+    if benchmark == "jpeg":
+        table = module.table(json.loads((ROOT / "benchmarks/results/jpeg.json").read_text())["results"])
+    else:
+        table = module.tables(module.read_runs(module.RUNS))
+    page = (ROOT / "docs/where.md").read_text()
+    assert f"<!-- made by benchmarks/{benchmark}.py -->\n{table}\n<!-- end -->" in page

@@ -16,6 +16,7 @@ import torch
 from stretto.demo.conditions import conditions
 from stretto.demo.job import Augment, Trainer
 from stretto.demo.page import write_page
+from stretto.demo.race import interrupts_put_off
 from stretto.demo.run import Plan, summarise
 
 
@@ -93,7 +94,10 @@ def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2  # the server and the link
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
@@ -162,3 +166,17 @@ def test_trainers_of_one_seed_make_the_same_steps() -> None:
         trainer.step(batch)
     first, second = (torch.cat([p.flatten() for p in t.model.parameters()]) for t in trainers)
     assert torch.equal(first, second)
+
+
+def test_an_interrupt_while_workers_start_is_put_off() -> None:
+    began = []
+
+    def start() -> None:
+        with interrupts_put_off():
+            signal.raise_signal(signal.SIGINT)
+            began.append("all of the block runs")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert began
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

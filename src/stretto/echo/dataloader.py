@@ -205,7 +205,7 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         return self._echo.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training step is: settings and positions, a few hundred bytes, without any data."""
+        """Where the training step is: settings and positions, without any data."""
         return self._echo.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ class EchoPlan(EpochNumber, BatchSampler):
     """The uses of an epoch in batches, each as (epoch, position, index, use, is_last).
 
     Trainers rebuild it as they do torch's BatchSampler; the EchoDataLoader around it then tells it its settings.
-    `state_dict` is a few hundred bytes: the order of uses follows from the settings, and is made again on load.
+    A state is small: the order of uses follows from the settings, and is made again on load.
 
     Args:
         sampler: yields the indices of an epoch, or with `is_whole` lists of them: batches that stay whole.
