@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from stretto.demo.conditions import conditions
+from stretto.demo.interrupts import interrupts_put_off
 from stretto.demo.job import Augment, Trainer
 from stretto.demo.page import write_page
-from stretto.demo.race import interrupts_put_off
 from stretto.demo.run import Plan, summarise
 
 

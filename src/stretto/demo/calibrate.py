@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stretto.demo.conditions import BATCH_SIZE, NUM_WORKERS
+from stretto.demo.interrupts import interrupts_put_off
 from stretto.demo.job import Augment, Batch, Trainer
 from stretto.demo.link import Link
 from stretto.demo.reader import ShardDataset
@@ -51,7 +52,8 @@ def measure_t_down(images: torch.Tensor, labels: torch.Tensor) -> float:
 def measure_t_up(dataset: ShardDataset) -> float:
     """Seconds between fresh batches of the DataLoader with nothing downstream, after its start."""
     loader: DataLoader[Any] = DataLoader(dataset, BATCH_SIZE, num_workers=NUM_WORKERS, drop_last=True)
-    batches = iter(loader)
+    with interrupts_put_off():
+        batches = iter(loader)
     for _ in range(NUM_WORKERS):
         next(batches)
     began = time.perf_counter()

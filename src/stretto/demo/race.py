@@ -1,14 +1,14 @@
 """One condition's training run: to the target accuracy, with both clocks and where the time went."""
 
-import signal
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from stretto.demo.conditions import BATCH_SIZE, Condition
+from stretto.demo.interrupts import interrupts_put_off
 from stretto.demo.job import Batch, Trainer
 from stretto.demo.reader import ShardDataset
 
@@ -125,25 +125,3 @@ def _endless(feed: Iterable[Batch], dataset: ShardDataset | None) -> Generator[B
             batches = iter(feed)
         yield from batches
         epoch += 1
-
-
-@contextmanager
-def interrupts_put_off() -> Generator[None, None, None]:
-    """Let Ctrl-C wait until the end of the block, in which worker processes are forked.
-
-    Python forgets an exception that a signal's handler raises in what it runs around a fork, and then the logging
-    module's lock, which is taken there, is never given back: the next fork by another thread would wait for ever.
-    """
-    interrupted = False
-
-    def note(*_: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-
-    handler = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if interrupted:
-            signal.raise_signal(signal.SIGINT)
