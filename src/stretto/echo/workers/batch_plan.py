@@ -264,7 +264,7 @@ class EchoPlan(EpochNumber, BatchSampler):
         self._seeds = state["seeds"]
         self._num_residents = state["num_residents"]
         self._factor = state["factor"]
-        self._current = None
+        self._current = self._order = None
         self.settings.board.num_loads += 1
         self._resume = state if state["is_in_epoch"] else None
         self.counters.load(state["counters"])

@@ -105,8 +105,9 @@ class Epoch(Iterator[Any]):
         return sum(given.num_uses for given in self._drawn) + self.lanes.uses_left
 
     def _time(self) -> None:
-        num_returned = self.consumer.num_returned()
-        if self._plan.settings.factor == "auto" and not self.consumer.is_own and num_returned is not None:
+        if self.consumer.is_own or self._plan.settings.factor != "auto":
+            return
+        if (num_returned := self.consumer.num_returned()) is not None:
             self._plan.settings.pace.drew(num_returned)
 
     def _draw(self) -> tuple[int, Uses]:

@@ -103,11 +103,8 @@ class Parts:
         self.reading.seed(position, 0, key=self._key_of(epoch))
         try:
             fetched = self.source.__getitems__([index for _, _, index in wanted])
-        except StopIteration as stray:
-            raise _not_the_end(stray) from stray
-        except Exception:
-            if self.policy.on_error == "raise":
-                raise
+        except Exception as error:
+            self._raise_unless_skipped(error)
             fetched = None  # one by one, to find those that raise
         if not isinstance(fetched, list | tuple) or len(fetched) != len(wanted):  # columns, say
             return [ABSENT] * len(wanted)
@@ -123,10 +120,8 @@ class Parts:
                 fetched = self.source[index]
             except Exception as error:
                 error.add_note(f"In the data set, index {index!r}")
-                if isinstance(error, StopIteration):
-                    raise _not_the_end(error) from error
                 raise
-        example = _run(self.before, fetched, index)
+        example = self.before.run(fetched, index)
         row[Count.READS] += 1
         row[Count.READ_NS] += time.perf_counter_ns() - start
         return example
@@ -136,15 +131,14 @@ class Parts:
         start = time.perf_counter_ns()
         if self.after.stages:
             self.finishing.seed(position, use + 1, key=self._key_of(epoch))
-            example = _run(self.after, example, index)
+            example = self.after.run(example, index)
         row[Count.USES] += 1
         row[Count.USE_NS] += time.perf_counter_ns() - start
         return example
 
     def failed(self, error: Exception, index: Any, row: NDArray[Any]) -> None:
         """An example raised `error`: raise it, or count the example as skipped."""
-        if self.policy.on_error == "raise":
-            raise error
+        self._raise_unless_skipped(error)
         row[Count.SKIPPED] += 1
         if self.board.total(Count.SKIPPED) > self.policy.max_skipped:
             raise RuntimeError(
@@ -157,6 +151,13 @@ class Parts:
                 "is counted only, in stats().skipped",
                 stacklevel=2,
             )
+
+    def _raise_unless_skipped(self, error: Exception) -> None:
+        if self.policy.on_error == "raise":
+            if isinstance(error, StopIteration):  # as it is, it would look like the end of the epoch
+                notes = " ".join(getattr(error, "__notes__", []))
+                raise RuntimeError(f"StopIteration was raised: {notes}") from error
+            raise error
 
 
 class Echoed:
@@ -185,18 +186,6 @@ class Echoed:
         """Number the epoch that is about to begin, for the data set too."""
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(epoch)
-
-
-def _run(stages: Stages, example: Any, index: Any) -> Any:
-    try:
-        return stages.run(example, index)
-    except StopIteration as stray:
-        raise _not_the_end(stray) from stray
-
-
-def _not_the_end(stray: StopIteration) -> RuntimeError:
-    """As it is, it would look like the end of the epoch."""
-    return RuntimeError(f"StopIteration was raised: {' '.join(getattr(stray, '__notes__', []))}")
 
 
 def _fetches_together(source: Any) -> bool:
