@@ -60,3 +60,7 @@ def flat(batches: Iterable[torch.Tensor]) -> list[int]:
 def multiset(batches: Iterable[torch.Tensor]) -> Counter[tuple[float, ...]]:
     """The examples of all batches, whatever their order."""
     return Counter(tuple(example) for batch in batches for example in batch.tolist())
+
+
+def double_decode(index: int) -> torch.Tensor:
+    return torch.full((3,), float(index))

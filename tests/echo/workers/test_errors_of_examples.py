@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stretto import EchoDataLoader, StagedDataset
-from tests.echo.workers.counted import Counted, flat
+from tests.echo.workers.counted import Counted, double_decode, flat
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 PERSISTENT = pytest.mark.parametrize("is_persistent", [False, True])
@@ -79,10 +79,6 @@ def test_an_error_in_a_worker_says_index_and_stage_and_the_run_can_go_on(is_pers
     mended.load_state_dict(loader.state_dict())
     assert Counter(flat([*taken, *mended])) == dict.fromkeys(range(20), 2)
     del mended  # what was raised keeps this frame
-
-
-def double_decode(index: int) -> torch.Tensor:
-    return torch.full((3,), float(index))
 
 
 @pytest.mark.parametrize("data", [Bad(20, 3, 8), BadTogether(20, 3, 8)])

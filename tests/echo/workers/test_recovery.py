@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import stretto
 from stretto import EchoDataLoader, StagedDataset
 from tests.echo.sources import PATIENCE_S, Numbers, id_batches, through_file
-from tests.echo.workers.counted import Counted, flat, multiset, noisy
+from tests.echo.workers.counted import Counted, double_decode, flat, multiset, noisy
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 PERSISTENT = pytest.mark.parametrize("is_persistent", [False, True])
@@ -172,10 +172,6 @@ def test_ctrl_c_ends_everything() -> None:
     assert rest.splitlines().count("ended 0") == 2
     # 1 in a step; up to 2 if torch had a batch that was still on its way to the step.
     assert len(re.findall("interrupted at [012]\n", rest)) == 2
-
-
-def double_decode(index: int) -> torch.Tensor:
-    return torch.full((3,), float(index))
 
 
 @pytest.mark.parametrize(("method", "num_workers"), [("spawn", 2), ("forkserver", 1)])
