@@ -3,6 +3,7 @@
 import typer
 
 from stretto.cli.demo import demo
+from stretto.cli.doctor import doctor
 
 app = typer.Typer(
     help="stretto keeps accelerators busy.",
@@ -11,6 +12,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(doctor)
 
 
 @app.callback()
