@@ -105,7 +105,7 @@ class TensorPool:
         self, batch: Any, bound: Bound | None, device: torch.device | None, batch_size: int | None = None
     ) -> None:
         leaves, self.structure = flatten(batch)
-        rows = _count_rows(leaves, self.structure.paths)
+        rows = count_rows(leaves, self.structure.paths)
         self.batch_size = rows = batch_size or rows
         if rows == 0:
             raise ValueError("the loader's first batch has 0 examples: it sets the batch size, so it needs some")
@@ -136,14 +136,14 @@ class TensorPool:
         leaves, structure = flatten(batch)
         paths = structure.paths
         if not structure.is_like(self.structure):
-            raise TypeError(
+            raise CannotPool(
                 f"the loader yields batches of different structures: first {self.structure.paths}, "
                 f"now {paths} ({type(batch).__name__}). Make them alike; {_INSTEAD}"
             )
-        rows = _count_rows(leaves, paths)
+        rows = count_rows(leaves, paths)
         for pool, path, leaf in zip(self._leaves, paths, leaves, strict=True):
             if (found := pool.describe(leaf)) != pool.description:
-                raise TypeError(
+                raise CannotPool(
                     f"the loader yields batches whose leaf {path or 'itself'} changes: first "
                     f"{pool.description}, now {found} a row. Pad them alike; {_INSTEAD}"
                 )
@@ -216,7 +216,7 @@ class BatchList:
         bound by itself.
         """
         if (found := describe(batch)) != self._description:
-            raise TypeError(
+            raise CannotPool(
                 f"the loader yields batches of different structures: first {self._description}, now {found}. "
                 "Make them alike"
             )
@@ -288,15 +288,20 @@ class BatchList:
 Buffer = TensorPool | BatchList
 
 
-def _count_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
+class CannotPool(TypeError):
+    """A batch that cannot be taken apart into rows of a pool, or not into rows like those of the first one."""
+
+
+def count_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
+    """The common first dimension of a batch's leaves. Raises CannotPool if there is none."""
     if not leaves:
-        raise TypeError(f"a batch without any tensor cannot be taken apart into examples; {_INSTEAD}")
+        raise CannotPool(f"a batch without any tensor cannot be taken apart into examples; {_INSTEAD}")
     for leaf, path in zip(leaves, paths, strict=True):
         problem = why_not_rows(leaf)
         if not problem and len(leaf) != len(leaves[0]):
             problem = f"has {len(leaf)} rows where {paths[0]} has {len(leaves[0])}"
         if problem:
-            raise TypeError(
+            raise CannotPool(
                 f"the batch cannot be taken apart into examples: its leaf {path or 'itself'} {problem}; "
                 f"expected tensors or arrays with one common first dimension. {_INSTEAD}"
             )

@@ -19,6 +19,7 @@ import torch
 from stretto.echo.factor import Factor
 from stretto.echo.lengths import batch_size_of, items_in_pass, updates_in_pass, updates_per_epoch
 from stretto.echo.order import is_unsharded, sampler_names
+from stretto.echo.passes import Position
 from stretto.echo.settings import Settings, Unit, check_int, rank_and_world_size
 from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
@@ -177,6 +178,14 @@ class EchoLoader:
         if not self._stream.has_begun:
             self._stream.position.pass_index = epoch
 
+    def take_over(self, iterator: Iterator[Any], position: Position) -> None:
+        """Before the first `iter()`: continue with an iterator of the loader's that has come to `position`."""
+        self._stream.take_over(iterator, position)
+
+    def give_up(self) -> tuple[Iterator[Any] | None, Position]:
+        """Stop fetching: the loader's open iterator, for another EchoLoader to take over, and how far it has come."""
+        return self._stream.give_up()
+
     def close(self) -> None:
         """End the thread; drop and count what is resident. Statistics stay readable."""
         if not self._is_closed:
@@ -184,6 +193,16 @@ class EchoLoader:
             self._clock.ended()
             self._finalizer()
             self._stream.close()
+
+    @property
+    def wrapped(self) -> Iterable[Any]:
+        """The loader that it is around."""
+        return self._loader
+
+    @property
+    def unit_and_factor(self) -> tuple[Unit, Factor]:
+        """The settings of those names."""
+        return self._settings.unit, self._settings.factor
 
     def stats(self) -> EchoStats:
         """What has happened so far."""

@@ -69,6 +69,14 @@ class Passes:
         self._iterator = None
         self._position = position
 
+    def take_over(self, iterator: Iterator[Any], position: Position) -> None:
+        """Continue with an iterator that was begun outside, for pass `position.pass_index`, and has come so far."""
+        self._iterator, self._position, self._num_batches = iterator, position, position.num_batches
+
+    def give_up(self) -> tuple[Iterator[Any] | None, Position]:
+        """The open iterator, for another one to take over, and how far it has come."""
+        return self._iterator, Position(self._position.pass_index, self._num_batches)
+
     def next(self) -> tuple[Any, Any] | PassEnd:
         """The next batch with the loader's state after it (None if it has none), or the end of the pass.
 

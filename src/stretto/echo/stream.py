@@ -1,5 +1,6 @@
 """The stream of fresh batches into the residents, across passes, and what is drawn from them."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -54,6 +55,17 @@ class Stream:
             self.has_begun, self._has_failed = True, False
         if not self.pass_is_over:
             self.upstream.start()
+
+    def take_over(self, iterator: Iterator[Any], position: Position) -> None:
+        """Continue, before the first `start`, with an iterator that was begun outside and has come so far."""
+        assert not self.has_begun
+        self.position, self.has_begun = position, True
+        self._passes.take_over(iterator, position)
+
+    def give_up(self) -> tuple[Iterator[Any] | None, Position]:
+        """Stop fetching: the open iterator, and how far it has come."""
+        self.upstream.stop(None)
+        return self._passes.give_up()
 
     def draw(self) -> Drawn | None:
         """One update's batch; None at the end of an epoch that is one pass. Waits as the factor's rule says.

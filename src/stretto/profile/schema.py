@@ -141,7 +141,7 @@ class RankRecord(TypedDict):
     updates_per_s: float
     """updates / total_s."""
     s_per_update: float
-    """Median seconds from one update to the next, without what lies between epochs."""
+    """(total_s - other_s) / updates: mean seconds from one update to the next, without what lies between epochs."""
     wait_ms: Percentiles
     step_ms: Percentiles
     burst_share: float

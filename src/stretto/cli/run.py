@@ -1,0 +1,56 @@
+"""`stretto run`: a training script, unchanged, measured and if asked for echoed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.cli.terminal import check_writable, fail, write_json
+
+PASS_ON = {"allow_interspersed_args": False}
+"""What follows the program's name is the program's own, with or without a -- before it."""
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="What trains: -- python train.py ..., -- torchrun ...")],
+    echo: Annotated[
+        str | None, typer.Option(help='Echo training loaders: uses of each example, a number >= 1, or "auto".')
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="End the run after so many updates.")] = None,
+    workers: Annotated[int | None, typer.Option(help="num_workers of the training loaders.")] = None,
+    prefetch: Annotated[int | None, typer.Option(help="prefetch_factor of the training loaders.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the record here.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write the report as a page here.")] = None,
+    trace_file: Annotated[
+        Path | None, typer.Option("--trace", help="Write a trace here that ui.perfetto.dev opens.")
+    ] = None,
+) -> None:
+    """Run a training script unchanged: what it waits for, and what to do about it.
+
+    The script's output and exit code are its own; the report goes to the standard error.
+    """
+    from stretto.launch.options import RunOptions, parse_factor
+    from stretto.launch.parent import end_as, script_run
+    from stretto.profile.html.page import check_installed, write_page
+    from stretto.profile.report import print_report, report_console
+    from stretto.profile.spans import trace_events
+    from stretto.profile.trace import write_trace
+
+    try:
+        for path in (json_file, html_file, trace_file):
+            check_writable(path)
+        if html_file is not None:
+            check_installed()
+        options = RunOptions(echo=parse_factor(echo), steps=steps, workers=workers, prefetch=prefetch)
+        with script_run(command, options) as finished:
+            record = finished.record
+            print_report(record, report_console())
+            if json_file is not None:
+                write_json(record, json_file)
+            if html_file is not None:
+                write_page(record, html_file)
+            if trace_file is not None:
+                write_trace(trace_file, events=trace_events(finished.directory))
+    except (ValueError, RuntimeError, OSError) as error:
+        fail("run", error, 2)
+    raise typer.Exit(end_as(record))

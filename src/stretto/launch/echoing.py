@@ -1,0 +1,142 @@
+"""An EchoLoader in the place of a script's training loader, in the middle of its first iteration.
+
+The script keeps its number of updates: an iteration still yields len(loader) batches, drawn from about
+len(loader) / e fresh ones, and the loader's passes run on over the script's epochs. So schedules stay right, and
+the run ends sooner.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stretto.echo.buffer import CannotPool
+from stretto.echo.dataloader import EchoDataLoader
+from stretto.echo.factor import Factor
+from stretto.echo.loader import EchoLoader, echo
+from stretto.echo.order import samplers_of
+from stretto.echo.passes import Position
+from stretto.echo.settings import Unit, loader_length
+from stretto.profile.batches import describe_echo
+from stretto.profile.iteration import Iteration, LoaderLog, busy
+
+_STEPS_TO_MEASURE = 16  # before the factor of loaders that are iterated together is fixed
+_MAX_FACTOR = 8.0
+_BATCHES_TOGETHER = 16  # in the buffers of such loaders, equally many in each
+_LEAST_FACTOR = 1.1  # below it echoing cannot help
+
+
+class Echoing:
+    """Decides for each iteration of a training loader whether, and how, it is echoed.
+
+    Args:
+        factor: as for `stretto.echo`.
+    """
+
+    def __init__(self, factor: Factor) -> None:
+        self._factor = factor
+        self._echoed: dict[LoaderLog, _Echoed] = {}
+        self._factor_together: float | None = None
+
+    def __call__(self, iteration: Iteration, together: list[Iteration]) -> Iterator[Any] | None:
+        """What yields the rest of the iteration; None to leave it as it is.
+
+        Args:
+            iteration: of a loader that is known to train.
+            together: all such iterations that are open now, more than one where loaders are zipped.
+        """
+        log = iteration.log
+        if log.why_not_echoed is not None:
+            return None
+        if (echoed := self._echoed.get(log)) is None:
+            log.why_not_echoed = self._why_not(iteration)
+            if iteration.batches is None or log.why_not_echoed is not None:
+                return None
+            factor, buffer = self._choose(iteration, together)
+            if factor is None:
+                return None
+            echoed = self._echoed[log] = _Echoed(iteration, factor, buffer)
+        return echoed.rest_of(iteration)
+
+    def _why_not(self, iteration: Iteration) -> str | None:
+        loader = iteration.loader
+        if isinstance(loader, EchoLoader | EchoDataLoader):
+            return "it echoes already"
+        if loader_length(loader) is None:
+            return (
+                "it has no length, so the script's number of updates could not be kept: use stretto.echo(loader) or "
+                "stretto.EchoDataLoader in the script"
+            )
+        return None
+
+    def _choose(self, iteration: Iteration, together: list[Iteration]) -> tuple[Factor | None, int | None]:
+        """The factor and the buffer, in batches; (None, None) while it is being measured."""
+        if len(together) < 2:
+            return self._factor, None
+        # Loaders that are iterated together may belong together, item by item: what is drawn has to be the same in
+        # each, so it must not depend on when batches arrive.
+        if self._factor != "auto":
+            return self._factor, _BATCHES_TOGETHER
+        if self._factor_together is None:
+            if iteration.num_steps < _STEPS_TO_MEASURE:
+                return None, None
+            waited = sum(one.wait_s for one in together)
+            elapsed = iteration.elapsed_s
+            self._factor_together = round(min(_MAX_FACTOR, elapsed / max(elapsed - waited, 1e-9)), 1)
+        if self._factor_together < _LEAST_FACTOR:
+            iteration.log.why_not_echoed = (
+                f"R is {self._factor_together:.1f} for the {len(together)} loaders that are iterated together"
+            )
+            return None, None
+        return self._factor_together, _BATCHES_TOGETHER
+
+
+class _Echoed:
+    """A training loader's EchoLoader, from one iteration of the script's to the next."""
+
+    def __init__(self, iteration: Iteration, factor: Factor, buffer_batches: int | None) -> None:
+        assert iteration.batches is not None
+        self._log = iteration.log
+        self._loader = iteration.loader
+        self._factor = factor
+        self._buffer_batches = buffer_batches
+        self._began_at = iteration.updates
+        epochs = [getattr(sampler, "epoch", None) for sampler in samplers_of(self._loader)]
+        numbers = [epoch for epoch in epochs if isinstance(epoch, int)]
+        position = Position(max([iteration.log.iterations - 1, *numbers]), iteration.num_given)
+        looks = iteration.log.looks
+        can_be_pooled = all(look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks)
+        self._open("example" if can_be_pooled else "batch", iteration.batches, position)
+
+    def _open(self, unit: Unit, batches: Iterator[Any], position: Position) -> None:
+        rows = self._log.looks[0]["num_examples"] if unit == "example" else 1
+        buffer = None if self._buffer_batches is None else self._buffer_batches * max(1, rows)
+        self._unit = unit
+        self._echo: EchoLoader = echo(
+            self._loader, self._factor, unit=unit, buffer=buffer, updates_per_epoch=1 << 62
+        )
+        self._echo.take_over(batches, position)
+        with busy(self._echo):
+            self._batches = iter(self._echo)
+        self._log.read_echo, self._log.is_taken = self.describe, True
+
+    def rest_of(self, iteration: Iteration) -> Iterator[Any]:
+        """As many batches as the loader's own iteration has left."""
+        num_left = (loader_length(self._loader) or 0) - iteration.num_given
+        iteration.let_go()
+        for _ in range(num_left):
+            yield self._next()
+
+    def _next(self) -> Any:
+        try:
+            with busy(self._echo):
+                return next(self._batches)
+        except CannotPool:
+            # Batches that differ too much for a pool of examples are repeated as they are from here on.
+            batches, position = self._echo.give_up()
+            self._echo.close()
+            assert batches is not None
+            self._open("batch", batches, position)
+            return self._next()
+
+    def describe(self) -> dict[str, Any]:
+        """For the record."""
+        return describe_echo(self._echo, self._unit, self._factor, self._began_at)

@@ -1,0 +1,262 @@
+"""Every fetch of a batch and every optimizer step of this process, with their times, in a file.
+
+    loader ----iter()----> Iteration ----next()----> row FETCH      which loaders train: those in whose single
+    optimizer ----step()---------------------------> row STEP       iteration two steps each followed a fetch
+
+A row costs about two microseconds. Nothing here draws random numbers or looks into a batch on an accelerator.
+What is known about the loaders is kept beside the rows in a JSON file that is replaced as it changes.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stretto.echo.loader import EchoLoader
+from stretto.echo.settings import rank_and_world_size
+from stretto.profile.batches import describe_loader, echo_reader
+from stretto.profile.device import DeviceClock
+from stretto.profile.iteration import Iteration, Kind, LoaderLog
+from stretto.profile.rows import RowWriter
+
+_FLUSH_S = 0.5
+_SAVE_EVERY = 4  # flushes
+_STEPS_OF_TRAINING = 2
+NUM_COLUMNS = 8
+
+Source = Callable[[Iteration, list[Iteration]], Iterator[Any] | None]
+
+
+class Meter:
+    """Writes what happens in this process into `directory`.
+
+    Args:
+        directory: where the files go; the process's number is part of their names.
+        max_updates: the fetch after so many updates raises SystemExit(0); None for no limit.
+        begin_echo: asked once a training loader is recognised and at each of its iterations, whether something
+            takes the place of its batches.
+    """
+
+    def __init__(self, directory: Path, *, max_updates: int | None = None, begin_echo: Source | None = None) -> None:
+        self.directory = directory
+        self.updates = 0
+        self.was_stopped = False
+        self._max_updates = max_updates
+        self._begin_echo = begin_echo
+        self._lock = threading.RLock()
+        self._loaders: dict[int, tuple[weakref.ref[Any], LoaderLog]] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._rows = RowWriter(self.directory / f"rank-{self._pid}.rows", NUM_COLUMNS, {"pid": self._pid})
+        self._logs: list[LoaderLog] = []
+        self._active: list[Iteration] = []
+        self._optimizers: dict[str, int] = {}
+        self._device = "cpu"
+        self._device_clock: DeviceClock | None = None
+        self._num_iterations = 0
+        self._flushed_s = time.perf_counter()
+        self._num_flushes = 0
+
+    def forked(self) -> None:
+        """This is a child: it has its own files, if it trains at all."""
+        self._lock = threading.RLock()
+        self._loaders = {}
+        self.updates = 0
+        self._start()
+
+    # -- what the hooks call --
+
+    def begin(
+        self, loader: Any, make: Callable[[], Iterator[Any]], prepare: Callable[[Any], None]
+    ) -> Iteration:
+        """An iteration of `loader`, over what `make` returns. `prepare` sees the loader before one that may train."""
+        log = self.log_of(loader)
+        if torch.is_grad_enabled():
+            prepare(loader)
+            log.description = describe_loader(loader)
+        with self._lock:
+            number = self._num_iterations = self._num_iterations + 1
+        log.iterations += 1
+        iteration = Iteration(self, log, number, loader)
+        begin, cpu = time.perf_counter(), time.process_time()
+        iteration.start(make)
+        row = (number, begin, time.perf_counter(), cpu, time.process_time(), float(torch.is_grad_enabled()))
+        self._write(Kind.ITER, log.number, *row)
+        return iteration
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has stepped (`torch.optim.Optimizer`'s post hook)."""
+        now, cpu = time.perf_counter(), time.process_time()
+        name = type(optimizer).__name__
+        if name not in self._optimizers:
+            self._optimizers[name] = len(self._optimizers)
+            self._see_device(optimizer)
+        is_update = False
+        for iteration in list(self._active):
+            if not iteration.has_fetched:
+                continue
+            iteration.has_fetched = False
+            iteration.num_steps += 1
+            log = iteration.log
+            log.steps += 1
+            is_update |= True
+            if iteration.num_steps == _STEPS_OF_TRAINING:
+                log.is_training = True
+                log.is_known_to_train |= iteration.may_be_echoed
+                self.save()
+        self.updates += is_update
+        self._write(Kind.STEP, self._optimizers[name], 0, now, now, cpu, cpu, float(is_update))
+
+    def log_of(self, loader: Any) -> LoaderLog:
+        """The log of a loader, made at its first iteration."""
+        with self._lock:
+            reference, log = self._loaders.get(id(loader), (None, None))
+            if reference is None or log is None or reference() is not loader:
+                log = LoaderLog(len(self._logs), describe_loader(loader), read_echo=echo_reader(loader))
+                self._logs.append(log)
+                if isinstance(loader, EchoLoader):
+                    log.wraps = self.log_of(loader.wrapped).number
+                self._loaders[id(loader)] = (weakref.ref(loader), log)
+            return log
+
+    def workers_directory(self) -> Path:
+        """Where this process's loader workers write."""
+        path = self.directory / f"workers-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            path.mkdir(exist_ok=True)
+        return path
+
+    def finish(self) -> None:
+        """Write what is left, and how the process ended."""
+        if self._pid != os.getpid():
+            return
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        ended = "finished"
+        if self.was_stopped:
+            ended = f"stopped after {self.updates} updates"
+        elif error is not None:
+            ended = f"raised {type(error).__name__}: {error}"
+        self.save(ended)
+
+    def save(self, ended: str | None = None) -> None:
+        """Write the rows so far, and replace the file of what is known."""
+        if not self._logs and not self._optimizers and ended is None:
+            return
+        with self._lock:
+            now = time.perf_counter()
+            for log in self._logs:
+                if (factor := log.realised_factor()) is not None:
+                    self._rows.write(Kind.ECHO, log.number, 0, now, now, 0, 0, factor)
+            self._rows.flush()
+        rank, world_size = rank_and_world_size()
+        if world_size == 1:
+            rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        meta = {
+            "pid": self._pid,
+            "rank": rank,
+            "world_size": world_size,
+            "host": socket.gethostname(),
+            "device": self._device,
+            "torch": torch.__version__,
+            "is_worker": torch.utils.data.get_worker_info() is not None,
+            "optimizers": list(self._optimizers),
+            "other_optimizers": [] if ended is None or self._has_trained else _other_optimizers(),
+            "loaders": [log.to_json() for log in self._logs],
+            "ended": ended,
+            "error": self._rows.error,
+        }
+        path = self.directory / f"rank-{self._pid}.json"
+        with contextlib.suppress(OSError):  # the rows' own error says it
+            path.with_suffix(".new").write_text(json.dumps(meta, default=str), encoding="utf-8")
+            path.with_suffix(".new").replace(path)
+
+    # -- what iterations call --
+
+    def fetched(self, iteration: Iteration, begin: float, cpu: float, queued: int) -> float:
+        """A batch has arrived. Returns the time."""
+        end, cpu_end = time.perf_counter(), time.process_time()
+        log = iteration.log
+        log.batches += 1
+        self._write(Kind.FETCH, log.number, iteration.number, begin, end, cpu, cpu_end, float(queued))
+        return end
+
+    def check_limit(self, iteration: Iteration) -> None:
+        """Raise SystemExit(0) where --steps has been reached."""
+        if self._max_updates is not None and self.updates >= self._max_updates and iteration.log.is_training:
+            self.was_stopped = True
+            raise SystemExit(0)
+
+    def source_for(self, iteration: Iteration) -> Iterator[Any] | None:
+        """What takes the place of the iteration's batches from here on, if anything does."""
+        if self._begin_echo is None or not (iteration.log.is_known_to_train and iteration.may_be_echoed):
+            return None
+        together = [one for one in self._active if one.log.is_known_to_train and one.may_be_echoed]
+        return self._begin_echo(iteration, together)
+
+    def note(self, kind: Kind, iteration: Iteration, begin: float, value: float = 0.0) -> None:
+        """A row about an iteration."""
+        now, cpu = time.perf_counter(), time.process_time()
+        self._write(kind, iteration.log.number, iteration.number, begin, now, cpu, cpu, value)
+
+    def entered(self, iteration: Iteration) -> None:
+        """It may yield."""
+        self._active.append(iteration)
+
+    def ended(self, iteration: Iteration) -> None:
+        """It yields nothing any more."""
+        with contextlib.suppress(ValueError):
+            self._active.remove(iteration)
+        if iteration.log.is_training:
+            self.save()
+
+    @property
+    def device_clock(self) -> DeviceClock | None:
+        """For the stalls of an accelerator; None on the CPU."""
+        return self._device_clock
+
+    def _write(self, *row: float) -> None:
+        with self._lock:
+            self._rows.write(*row)
+            if row[4] - self._flushed_s > _FLUSH_S:
+                self._flushed_s = row[4]
+                self._num_flushes += 1
+                if self._num_flushes % _SAVE_EVERY:
+                    self._rows.flush()
+                else:
+                    self.save()
+
+    @property
+    def _has_trained(self) -> bool:
+        return any(log.is_training for log in self._logs)
+
+    def _see_device(self, optimizer: Any) -> None:
+        for group in getattr(optimizer, "param_groups", ()):
+            for parameter in group.get("params", ()):
+                if parameter.device.type != "cpu":
+                    self._device = str(parameter.device)
+                    self._device_clock = DeviceClock.of(parameter.device)
+                return
+
+
+def _other_optimizers() -> list[str]:
+    """Classes of living objects that look like optimizers, but are not torch's."""
+    found = set()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith(("torch.", "stretto.")):
+            continue
+        if all(callable(getattr(kind, name, None)) for name in ("step", "zero_grad")):
+            found.add(f"{kind.__module__}.{kind.__qualname__}")
+    return sorted(found)

@@ -1,0 +1,182 @@
+"""The rows of one process (meter.py) as fetches of training batches and what was done after each."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.profile.iteration import Kind
+from stretto.profile.rows import read_rows
+
+FloatArray = NDArray[np.float64]
+_KIND, _LOADER, _ITERATION, _BEGIN, _END, _CPU_BEGIN, _CPU_END, _VALUE = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Arrays with an entry for each fetch of a training batch, in order of time. Seconds; times by perf_counter."""
+
+    loader: NDArray[np.int64]
+    begin: FloatArray
+    """When it was asked for; of an iteration's first batch, when `iter(loader)` was called."""
+    end: FloatArray
+    is_first: NDArray[np.bool_]
+    """Of its iteration."""
+    wait: FloatArray
+    """end - begin; on an accelerator the part in which it had nothing to do."""
+    step: FloatArray
+    """From `end` to the next fetch, without foreign iterations; with what of the wait was hidden."""
+    other: FloatArray
+    """From `end` to the next fetch: foreign iterations, such as validation, and what lies between epochs."""
+    step_cpu: FloatArray
+    steps: NDArray[np.int64]
+    """Optimizer steps before the next fetch."""
+    queued: FloatArray
+    """Batches that were ready when it was asked for; NaN where unknown."""
+    factor: FloatArray
+    """Realised echoing factor, 1 without."""
+
+    @classmethod
+    def empty(cls) -> "Timeline":
+        """Without a fetch."""
+        return cls(*(np.array([], int if name in ("loader", "steps") else float) for name in cls.__slots__))
+
+    @property
+    def num_updates(self) -> int:
+        """Fetches after which an optimizer stepped before the next one."""
+        return int((self.steps > 0).sum())
+
+    @property
+    def total_s(self) -> float:
+        """From the first batch asked for to the end of the last update."""
+        if not len(self.begin):
+            return 0.0
+        return float(self.end[-1] + self.shown_step[-1] - self.begin[0])
+
+    @property
+    def shown_step(self) -> FloatArray:
+        """Seconds after each fetch up to the end of its update."""
+        hidden = (self.end - self.begin) - self.wait
+        return self.step - hidden
+
+    def of(self, loader: int) -> "Timeline":
+        """The fetches of one loader, each with what was done until its next one; waits for others are left out."""
+        at = np.flatnonzero(self.loader == loader)
+        mine = self.take(at)
+        if 0 < len(at) < len(self.loader):
+            summed = {name: np.add.reduceat(getattr(self, name), at) for name in ("step", "other", "step_cpu", "steps")}
+            mine = replace(mine, **summed)
+        return mine
+
+    def take(self, which: Any) -> "Timeline":
+        """Some of the fetches."""
+        return Timeline(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+def read_timeline(path: Path, training: set[int]) -> Timeline:
+    """The timeline in the file of one process.
+
+    Args:
+        path: the rows.
+        training: the numbers of the training loaders.
+    """
+    _, rows = read_rows(path)
+    rows = rows[np.argsort(rows[:, _END], kind="stable")]
+    kinds = rows[:, _KIND].astype(int)
+    iterations = _training_iterations(rows, kinds, training)
+    is_ours = np.isin(rows[:, _ITERATION], sorted(iterations))
+    fetches = rows[(kinds == Kind.FETCH) & is_ours]
+    num = len(fetches)
+    begin, end = fetches[:, _BEGIN].copy(), fetches[:, _END]
+    is_first = np.zeros(num, bool)
+    seen: set[float] = set()
+    starts = {row[_ITERATION]: row[_BEGIN] for row in rows[kinds == Kind.ITER]}
+    for at, number in enumerate(fetches[:, _ITERATION]):
+        if number not in seen:
+            seen.add(number)
+            is_first[at] = True
+            begin[at] = max(starts.get(number, begin[at]), end[at - 1] if at else -np.inf)
+    close = _closings(rows, kinds, is_ours, begin, end)
+    foreign = _foreign(rows, kinds, is_ours, end, close)
+    step_times = rows[kinds == Kind.STEP][:, _END]
+    steps = np.searchsorted(step_times, np.append(begin[1:], np.inf)) - np.searchsorted(step_times, end)
+    wait = end - begin
+    stalls = rows[kinds == Kind.STALL]
+    stall_of = dict(zip(stalls[:, _BEGIN], stalls[:, _VALUE], strict=True))
+    stall = np.array([stall_of.get(t, -1.0) for t in fetches[:, _BEGIN]])
+    seen_by_device = np.where(stall >= 0, np.minimum(stall, wait), wait)
+    next_begin = np.append(begin[1:], close[-1:])
+    next_cpu = np.append(fetches[1:, _CPU_BEGIN], fetches[-1:, _CPU_END])
+    echoes = rows[kinds == Kind.ECHO]
+    queued = fetches[:, _VALUE]
+    return Timeline(
+        loader=fetches[:, _LOADER].astype(np.int64),
+        begin=begin,
+        end=end,
+        is_first=is_first,
+        wait=seen_by_device,
+        step=np.maximum(0.0, close - end - foreign) + (wait - seen_by_device),
+        other=np.maximum(0.0, next_begin - close) + foreign,
+        step_cpu=np.maximum(0.0, next_cpu - fetches[:, _CPU_END]),
+        steps=np.maximum(0, steps),
+        queued=np.where(queued >= 0, queued, np.nan),
+        factor=_factors(echoes, end),
+    )
+
+
+def _training_iterations(rows: FloatArray, kinds: NDArray[np.int64], training: set[int]) -> set[float]:
+    """The iterations of training loaders, begun with gradients, in which an optimizer stepped after a fetch."""
+    begun = rows[(kinds == Kind.ITER) & (rows[:, _VALUE] > 0)]
+    candidates = {row[_ITERATION] for row in begun if int(row[_LOADER]) in training}
+    found: set[float] = set()
+    fetched: set[float] = set()
+    for kind, iteration in zip(kinds, rows[:, _ITERATION], strict=True):
+        if kind == Kind.FETCH:
+            if iteration in candidates:
+                fetched.add(iteration)
+        elif kind == Kind.STEP and fetched:
+            found |= fetched
+            fetched.clear()
+    return found
+
+
+def _closings(
+    rows: FloatArray, kinds: NDArray[np.int64], is_ours: NDArray[np.bool_], begin: FloatArray, end: FloatArray
+) -> FloatArray:
+    """When what was done with each batch was over: at the next fetch, at the iteration's end, or at the last row."""
+    if not len(end):
+        return end
+    last = max(rows[-1, _END], end[-1])
+    ends = rows[((kinds == Kind.END) | (kinds == Kind.LEFT)) & is_ours]
+    times = np.sort(np.append(ends[:, _BEGIN], last))
+    over = times[np.minimum(np.searchsorted(times, end), len(times) - 1)]
+    return np.maximum(end, np.minimum(over, np.append(begin[1:], np.inf)))
+
+
+def _foreign(
+    rows: FloatArray, kinds: NDArray[np.int64], is_ours: NDArray[np.bool_], end: FloatArray, close: FloatArray
+) -> FloatArray:
+    """Seconds of other iterations inside each span [end, close]: validation in the middle of an epoch."""
+    first: dict[float, float] = {}
+    last: dict[float, float] = {}
+    about = np.isin(kinds, [Kind.ITER, Kind.FETCH, Kind.END, Kind.LEFT]) & ~is_ours
+    for row in rows[about]:
+        first.setdefault(row[_ITERATION], row[_BEGIN])
+        last[row[_ITERATION]] = row[_END]
+    result = np.zeros(len(end))
+    reached = -np.inf
+    for number in sorted(first, key=first.__getitem__):
+        since, until = max(first[number], reached), last[number]
+        reached = max(reached, until)
+        at = int(np.searchsorted(end, since, side="right")) - 1
+        if at >= 0 and until > since:
+            result[at] += max(0.0, min(until, close[at]) - since)
+    return result
+
+
+def _factors(echoes: FloatArray, times: FloatArray) -> FloatArray:
+    if not len(echoes):
+        return np.ones(len(times))
+    return np.interp(times, echoes[:, _END], echoes[:, _VALUE], left=1.0)
