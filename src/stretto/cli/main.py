@@ -2,6 +2,7 @@
 
 import typer
 
+from stretto.cli.compare import compare_records
 from stretto.cli.demo import demo
 from stretto.cli.doctor import doctor
 
@@ -13,6 +14,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command("compare")(compare_records)
 
 
 @app.callback()
