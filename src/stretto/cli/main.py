@@ -5,6 +5,8 @@ import typer
 from stretto.cli.compare import compare_records
 from stretto.cli.demo import demo
 from stretto.cli.doctor import doctor
+from stretto.cli.prove import prove
+from stretto.cli.run import PASS_ON, run
 
 app = typer.Typer(
     help="stretto keeps accelerators busy.",
@@ -13,8 +15,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
-app.command()(doctor)
+app.command(context_settings=PASS_ON)(run)
+app.command(context_settings=PASS_ON)(prove)
 app.command("compare")(compare_records)
+app.command()(doctor)
 
 
 @app.callback()
