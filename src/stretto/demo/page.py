@@ -1,19 +1,13 @@
 """The demonstration's HTML page: one self-contained file, no network."""
 
-import html
-import importlib.resources
-import importlib.util
 from pathlib import Path
 from typing import Any
 
+from stretto.plots import check_installed, label, render, styled
+
+__all__ = ["accuracy_figure", "check_installed", "write_page"]
+
 _COLOURS = {"none": "#8a8f98", "batch": "#d98c21", "after": "#4a90c2", "before": "#2a9d6f", "auto": "#8e5ba6"}
-
-
-def check_installed() -> None:
-    """Raise RuntimeError if what the page needs is missing."""
-    for package in ("jinja2", "plotly"):
-        if importlib.util.find_spec(package) is None:
-            raise RuntimeError(f"the page needs {package}, which is missing: pip install 'stretto[report]'")
 
 
 def write_page(record: dict[str, Any], path: Path) -> None:
@@ -22,25 +16,14 @@ def write_page(record: dict[str, Any], path: Path) -> None:
     Raises RuntimeError if plotly or jinja2 is missing.
     """
     check_installed()
-    import jinja2  # noqa: PLC0415  (optional dependencies)
-    import plotly.graph_objects as go  # noqa: PLC0415
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415
+    import plotly.graph_objects as go  # noqa: PLC0415  (an optional dependency)
 
     figures = {
         "accuracy_seconds": accuracy_figure(go, record, "seconds", "seconds of training"),
         "accuracy_fresh": accuracy_figure(go, record, "fresh_examples", "fresh examples"),
         "time": _time(go, record),
     }
-    config = {"displayModeBar": False, "responsive": True}
-    parts = {
-        name: figure.to_html(full_html=False, include_plotlyjs=False, config=config)
-        for name, figure in figures.items()
-    }
-    source = (importlib.resources.files("stretto.demo") / "page.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(source).render(
-        record=record, figures=parts, plotly=get_plotlyjs(), colours=_COLOURS
-    )
+    page = render("stretto.demo", "page.html.j2", figures, record=record, colours=_COLOURS)
     path.write_text(page, encoding="utf-8")
 
 
@@ -52,7 +35,7 @@ def accuracy_figure(go: Any, record: dict[str, Any], clock: str, title: str) -> 
         figure.add_scatter(
             x=[point[clock] for point in points],
             y=[point["accuracy"] for point in points],
-            name=html.escape(run["title"], quote=False),
+            name=label(run["title"]),
             legendgroup=run["condition"],
             showlegend=run["seed"] == 0,
             mode="lines",
@@ -75,7 +58,7 @@ def accuracy_figure(go: Any, record: dict[str, Any], clock: str, title: str) -> 
     lowest = max(min(accuracies), min(60.0, target - 10))
     figure.update_yaxes(title="test accuracy, %", range=[lowest, max(*accuracies, target) + 1.5])
     figure.update_xaxes(title=title, rangemode="tozero")
-    return _styled(figure)
+    return styled(figure)
 
 
 def _time(go: Any, record: dict[str, Any]) -> Any:
@@ -92,7 +75,7 @@ def _time(go: Any, record: dict[str, Any]) -> Any:
             mine = [run[part] for run in record["runs"] if run["condition"] == row["condition"]]
             means.append(sum(mine) / len(mine))
         figure.add_bar(
-            y=[html.escape(row["title"], quote=False) for row in rows],
+            y=[label(row["title"]) for row in rows],
             x=means,
             name=title,
             orientation="h",
@@ -101,15 +84,4 @@ def _time(go: Any, record: dict[str, Any]) -> Any:
         )
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_xaxes(title="seconds to the end of the run")
-    return _styled(figure)
-
-
-def _styled(figure: Any) -> Any:
-    figure.update_layout(
-        template="plotly_white",
-        height=380,
-        margin={"l": 60, "r": 20, "t": 70, "b": 50},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
-    return figure
+    return styled(figure)
