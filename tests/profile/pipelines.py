@@ -1,10 +1,12 @@
 """Pipelines with times of our choice."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.profile.model import Model
 from stretto.profile.pipeline import Pipeline, Stage
 
 NUM_BATCHES = 200
@@ -65,3 +67,10 @@ def make_pipeline(service_s: Times = 0.064, step_s: Times = 0.010, **fields: Any
         "batches_per_update": 1.0,
     }
     return Pipeline(**values | fields)
+
+
+def simulated(pipeline: Pipeline) -> Pipeline:
+    """With the mean wait that its bursts lead to."""
+    model = Model(replace(pipeline, wait_s=np.zeros(0)))
+    stall = model.predict(model.present).stall_share
+    return replace(pipeline, wait_s=constant(pipeline.t_down_s * stall / (1 - stall)))

@@ -7,10 +7,11 @@
     echo     around the loader: a thread keeps 4 batches ready (echo/upstream.py), an update waits as the factor's
              rule says. Inside the workers: the stages up to the echo point run once in e uses
 
-What is measured is replayed in blocks, so that bursts stay together. Computing stretches where more processes want
-a core than there are: one that computes meets the others with the probability that they do, and all share the cores
-alike, s = E[max(1, n / cores)]. The simulation and s are brought to agree by iteration, since a slower pipeline
-computes less often. What is predicted is the steady state: full buffers, no epoch's start.
+Batches are replayed in the order in which they came, so that bursts and drift stay; steps in blocks in a random
+order, since which step met which batch is chance. Computing stretches where more processes want a core than there
+are: one that computes meets the others with the probability that they do, and all share the cores alike,
+s = E[max(1, n / cores)]. The simulation and s are brought to agree by iteration, since a slower pipeline computes
+less often. What is predicted is the steady state: full buffers, no epoch's start.
 
 With constant times t_up and t_down this is the time model of arXiv 1907.05550, section 2: max(t_up, e t_down) for
 e updates, t_up + e t_down without overlap.
@@ -57,7 +58,7 @@ class Model:
 
     Args:
         pipeline: what was measured; where no batch's service was seen it is inferred from the waits.
-        seed: of the order in which measurements are replayed.
+        seed: of the order in which steps are replayed.
     """
 
     def __init__(self, pipeline: Pipeline, seed: int = 0) -> None:
@@ -67,7 +68,7 @@ class Model:
         length = min(len(cpu), _MAX_SAMPLES)
         self._num_batches = length * math.ceil(_MIN_BATCHES / length)
         rng = np.random.default_rng(seed)
-        order = _blocks(length, self._num_batches, rng)
+        order = np.arange(self._num_batches) % length
         self._cpu, self._wait = cpu[-length:][order], wait[-length:][order]
         steps = np.maximum(pipeline.step_s[-_MAX_SAMPLES:], 0.0) if len(pipeline.step_s) else np.zeros(1)
         self._step = steps[_blocks(len(steps), max(self._num_batches, len(steps)), rng)]
@@ -95,6 +96,11 @@ class Model:
         """See the function of this name."""
         run, present = self._run(settings), self._present
         speedup = present.period_s / run.period_s if run.period_s > 1e-9 else 1.0
+        # Where the present did not come out as measured, still no update takes less than its step.
+        step_s = run.period_s - run.stall_s
+        if step_s > 1e-9 and present.period_s > present.stall_s:
+            least_s = self.pipeline.t_down_s * step_s / (present.period_s - present.stall_s)
+            speedup = min(speedup, self.measured_s / least_s) if least_s > 1e-9 else speedup
         updates = self.updates_per_s * speedup
         factor = run.factor * (self.pipeline.echo_factor if is_echoed_inside(self.pipeline) else 1.0)
         per_update = self.pipeline.batch_size * max(1.0, self.pipeline.batches_per_update)

@@ -104,14 +104,11 @@ def run_echoed(settings: Settings, service: FloatArray, step: FloatArray) -> Run
 
     num_measured = len(services)
     num_warm = min(num_measured, max(num_measured // 2, 2 * num_outstanding + 2 * _READY))
-    num_fresh = num_updates = 0
+    num_fresh = num_updates = begin_updates = 0
     begin = now = stall = uses_left = 0.0
-    begin_fresh = begin_updates = 0
     next_ready = fetch(0)
-    # "auto" measures a number of updates: how many fresh batches these take is what comes out.
     last = num_warm + num_measured + 1
-    limit = last if is_auto else math.ceil(last * most_uses) + 1
-    for step_s in islice(cycle(steps), limit):
+    for step_s in islice(cycle(steps), math.ceil(last * most_uses) + 1):
         is_needed = uses_left < 1 - 1e-9
         if is_needed or (is_auto and next_ready <= now):
             if next_ready > now:
@@ -123,12 +120,12 @@ def run_echoed(settings: Settings, service: FloatArray, step: FloatArray) -> Run
             next_ready = fetch(num_fresh)
             if num_fresh == last:
                 break
-        if not begin_updates and (num_updates >= num_warm if is_auto else num_fresh > num_warm):
-            begin, stall, begin_fresh, begin_updates = now, 0.0, num_fresh, num_updates
+        if not begin_updates and num_fresh > num_warm:
+            begin, stall, begin_updates = now, 0.0, num_updates
         now += step_s
         uses_left -= 1
         num_updates += 1
     count = max(1, num_updates - begin_updates)
-    factor = count / max(1, num_fresh - begin_fresh) if is_auto else most_uses
+    factor = count / num_measured if is_auto else most_uses
     factor = max(1.0, min(factor, float(most_uses)))
     return Run(period_s=(now - begin) / count, stall_s=stall / count, factor=factor, factor_around=factor)
