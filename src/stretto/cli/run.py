@@ -31,7 +31,8 @@ def run(
     """
     from stretto.launch.options import RunOptions, parse_factor
     from stretto.launch.parent import end_as, script_run
-    from stretto.profile.html.page import check_installed, write_page
+    from stretto.plots import check_installed
+    from stretto.profile.html.page import write_page
     from stretto.profile.report import print_report, report_console
     from stretto.profile.spans import trace_events
     from stretto.profile.trace import write_trace

@@ -62,8 +62,8 @@ class Echoing:
             return "it echoes already"
         if loader_length(loader) is None:
             return (
-                "it has no length, so the script's number of updates could not be kept: use stretto.echo(loader) or "
-                "stretto.EchoDataLoader in the script"
+                "it has no length, so the script's number of updates could not be kept: use stretto.echo(loader) "
+                "or stretto.EchoDataLoader in the script"
             )
         return None
 

@@ -51,8 +51,10 @@ class RunOptions:
 
 def parse_factor(text: str | None) -> Factor | None:
     """What --echo was given. Raises ValueError if it is neither a number >= 1 nor "auto"."""
-    if text is None or text == "auto":
-        return text
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
     try:
         return check_factor(float(text))
     except ValueError:

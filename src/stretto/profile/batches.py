@@ -41,7 +41,7 @@ def describe_loader(loader: Any) -> dict[str, Any]:
 
 
 def echo_reader(loader: Any) -> Callable[[], dict[str, Any] | None] | None:
-    """What tells how a loader that echoes by itself does so, without keeping it alive; None for any other loader."""
+    """What tells how a loader that echoes by itself does so, without keeping it alive; None for any other one."""
     if not isinstance(loader, EchoLoader | EchoDataLoader):
         return None
     reference = weakref.ref(loader)
@@ -73,14 +73,16 @@ def describe_echo(
 
 
 def look_at(batch: Any) -> dict[str, Any]:
-    """Examples and bytes of a batch, the shapes of its leaves, and why it cannot be taken apart (None if it can)."""
+    """Examples and bytes of a batch, its leaves' shapes, and why it cannot be taken apart (None if it can)."""
     leaves, structure = flatten(batch)
     why_not = None
     try:
         num_examples: int | None = count_rows(leaves, structure.paths)
     except TypeError as error:
         num_examples, why_not = _first_length(leaves), str(error)
-    shapes = [[str(getattr(leaf, "dtype", type(leaf).__name__)), *getattr(leaf, "shape", ())[1:]] for leaf in leaves]
+    shapes = [
+        [str(getattr(leaf, "dtype", type(leaf).__name__)), *getattr(leaf, "shape", ())[1:]] for leaf in leaves
+    ]
     return {"num_examples": num_examples, "num_bytes": count_bytes(batch), "shapes": shapes, "why_not": why_not}
 
 

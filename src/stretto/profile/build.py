@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, cast
 
 from stretto.profile.advise import advise, verdict
 from stretto.profile.cores import usable_cores
@@ -41,9 +41,9 @@ class Ending:
         self.exit_signal = Signals(-status).name if status < 0 else None
 
 
-def build_record(directory: Path, ending: Ending) -> RunRecord:
-    """Merge the files in `directory`."""
-    files = read_ranks(directory)
+def build_record(directory: Path, ending: Ending, *, skip: int = 0) -> RunRecord:
+    """Merge the files in `directory`. The first `skip` batches of each process do not count."""
+    files = read_ranks(directory, skip)
     trained = [rank for rank in files if len(rank.timeline.begin)]
     cores = usable_cores() / max(1, len(trained))
     pipelines = [measure_pipelines(rank, cores) for rank in trained]
@@ -140,11 +140,11 @@ def _nothing_recognised(directory: Path, files: list[RankFiles], ending: Ending)
         where = f"process {meta['pid']}: " if len(files) > 1 else ""
         if meta["ended"] and meta["ended"].startswith("raised"):
             evidence.append(f"{where}it {meta['ended']}")
-        for loader in meta["loaders"]:
-            evidence.append(
-                f"{where}{loader['name']} over {loader['dataset'] or 'no data set'}: {loader['batches']} batches in "
-                f"{loader['iterations']} iterations" + _single_batches(loader)
-            )
+        evidence += [
+            f"{where}{loader['name']} over {loader['dataset'] or 'no data set'}: {loader['batches']} batches in "
+            f"{loader['iterations']} iterations{_single_batches(loader)}"
+            for loader in meta["loaders"]
+        ]
         if not meta["loaders"]:
             evidence.append(f"{where}no torch DataLoader was iterated")
         if meta["optimizers"]:
@@ -156,8 +156,8 @@ def _nothing_recognised(directory: Path, files: list[RankFiles], ending: Ending)
         names = ", ".join(sorted(set(others)))
         evidence.append(f"optimizers that are not torch's, whose steps cannot be seen: {names}")
     step = (
-        "A training loader is a torch DataLoader of which two batches in one iteration were each followed by a step "
-        "of a torch.optim.Optimizer. Where the script has others, measure its loop with stretto.profile(loader, step)"
+        "A training loader is a torch DataLoader of which two batches in one iteration were each followed by a "
+        "step of a torch.optim.Optimizer. For anything else, measure the loop with stretto.profile(loader, step)"
     )
     return head, evidence, step
 
@@ -168,10 +168,14 @@ def _single_batches(loader: dict[str, Any]) -> str:
     return ""
 
 
-def _finite(record: Any) -> Any:
+def _finite(record: RunRecord) -> RunRecord:
+    return cast(RunRecord, _without_nan(record))
+
+
+def _without_nan(record: Any) -> Any:
     """Without infinities and NaN, which JSON does not have: they become None."""
     if isinstance(record, dict):
-        return {key: _finite(value) for key, value in record.items()}
+        return {key: _without_nan(value) for key, value in record.items()}
     if isinstance(record, list | tuple):
-        return [_finite(value) for value in record]
+        return [_without_nan(value) for value in record]
     return None if isinstance(record, float) and not math.isfinite(record) else record

@@ -35,9 +35,7 @@ class Hooks:
         prefetch_factor: the same for batches that each worker makes ahead.
     """
 
-    def __init__(
-        self, meter: Meter, *, num_workers: int | None = None, prefetch_factor: int | None = None
-    ) -> None:
+    def __init__(self, meter: Meter, *, num_workers: int | None = None, prefetch_factor: int | None = None) -> None:
         self._meter = meter
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
@@ -79,7 +77,7 @@ class Hooks:
         hooks = self
 
         def patch_subclass(cls: type, **kwargs: Any) -> None:
-            super(DataLoader, cls).__init_subclass__(**kwargs)
+            super(DataLoader, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
             hooks._patch(cls)
 
         DataLoader.__init_subclass__ = classmethod(patch_subclass)  # type: ignore[assignment, arg-type]

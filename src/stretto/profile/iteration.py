@@ -195,9 +195,10 @@ _local = threading.local()
 
 
 class busy:  # noqa: N801
-    """A loader's own code runs in this thread: what it iterates inside, such as `super().__iter__()`, is not
-    an iteration of the script's.
-    """  # noqa: D205
+    """A loader's own code runs in this thread.
+
+    What it iterates inside, such as `super().__iter__()`, is not an iteration of the script's.
+    """
 
     __slots__ = ("_loader",)
 

@@ -1,5 +1,6 @@
 """From the files of one process to what is known of its loaders: Pipelines, for the advice, and a RankRecord."""
 
+import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +29,8 @@ class RankFiles:
     """Of its loaders."""
 
 
-def read_ranks(directory: Path) -> list[RankFiles]:
-    """The processes that wrote into `directory`, by rank; worker processes are left out."""
+def read_ranks(directory: Path, skip: int = 0) -> list[RankFiles]:
+    """The processes that wrote into `directory`, by rank, from their batch `skip` on; workers are left out."""
     found: list[RankFiles] = []
     for path in sorted(directory.glob("rank-*.json")):
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -38,6 +39,7 @@ def read_ranks(directory: Path) -> list[RankFiles]:
             continue
         training = {loader["number"] for loader in meta["loaders"] if loader["is_training"]}
         timeline = read_timeline(rows, training) if rows.exists() else Timeline.empty()
+        timeline = timeline.take(slice(skip, None))
         workers = read_worker_logs(directory / f"workers-{meta['pid']}")
         found.append(RankFiles(meta, timeline, workers))
     return sorted(found, key=lambda rank: (rank.meta["rank"], rank.meta["pid"]))
@@ -94,9 +96,7 @@ def _logs_of(files: RankFiles, loader: dict[str, Any]) -> list[WorkerLog]:
 
 
 def _can_be_pooled(looks: list[dict[str, Any]]) -> bool:
-    return bool(looks) and all(
-        look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks
-    )
+    return bool(looks) and all(look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks)
 
 
 def _joined(parts: list[FloatArray], order: NDArray[np.int64]) -> FloatArray:
@@ -243,7 +243,7 @@ def _windows(files: RankFiles, pipelines: dict[int, Pipeline], begin_s: float) -
     main = max(pipelines, key=lambda number: float((timeline.loader == number).sum()))
     edges = np.unique(np.linspace(0, num, min(_WINDOWS, max(1, num // _BATCHES_IN_WINDOW)) + 1).astype(int))
     windows = []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         part = timeline.take(slice(low, high))
         other = part.other if high < num else part.other[:-1]
         until = timeline.begin[high] if high < num else timeline.begin[0] + timeline.total_s

@@ -47,14 +47,16 @@ class Meter:
             takes the place of its batches.
     """
 
-    def __init__(self, directory: Path, *, max_updates: int | None = None, begin_echo: Source | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, max_updates: int | None = None, begin_echo: Source | None = None
+    ) -> None:
         self.directory = directory
         self.updates = 0
         self.was_stopped = False
         self._max_updates = max_updates
         self._begin_echo = begin_echo
         self._lock = threading.RLock()
-        self._loaders: dict[int, tuple[weakref.ref[Any], LoaderLog]] = {}
+        self._loaders: dict[int, tuple[Callable[[], Any], LoaderLog]] = {}
         self._start()
 
     def _start(self) -> None:
@@ -78,10 +80,8 @@ class Meter:
 
     # -- what the hooks call --
 
-    def begin(
-        self, loader: Any, make: Callable[[], Iterator[Any]], prepare: Callable[[Any], None]
-    ) -> Iteration:
-        """An iteration of `loader`, over what `make` returns. `prepare` sees the loader before one that may train."""
+    def begin(self, loader: Any, make: Callable[[], Iterator[Any]], prepare: Callable[[Any], None]) -> Iteration:
+        """An iteration of `loader`, over what `make` returns; `prepare` sees a loader first that may train."""
         log = self.log_of(loader)
         if torch.is_grad_enabled():
             prepare(loader)
@@ -128,7 +128,7 @@ class Meter:
                 self._logs.append(log)
                 if isinstance(loader, EchoLoader):
                     log.wraps = self.log_of(loader.wrapped).number
-                self._loaders[id(loader)] = (weakref.ref(loader), log)
+                self._loaders[id(loader)] = (_reference(loader), log)
             return log
 
     def workers_directory(self) -> Path:
@@ -162,7 +162,7 @@ class Meter:
             self._rows.flush()
         rank, world_size = rank_and_world_size()
         if world_size == 1:
-            rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+            rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         meta = {
             "pid": self._pid,
             "rank": rank,
@@ -248,6 +248,14 @@ class Meter:
                     self._device = str(parameter.device)
                     self._device_clock = DeviceClock.of(parameter.device)
                 return
+
+
+def _reference(loader: Any) -> Callable[[], Any]:
+    """A weak one, where the loader's class allows it: a list's does not."""
+    try:
+        return weakref.ref(loader)
+    except TypeError:
+        return lambda: loader
 
 
 def _other_optimizers() -> list[str]:

@@ -1,4 +1,4 @@
-"""What was measured of one training loader and of the updates that it feeds: the input of the model and the advice."""
+"""What was measured of a training loader and the updates that it feeds: the input of the model and the advice."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
     """Empty where the inside of the data set could not be seen."""
     service_s: FloatArray
-    """Wall seconds that a worker (the main process with `num_workers=0`) spent on each batch, in order of arrival."""
+    """Wall seconds that a worker (with `num_workers=0` the main process) spent on each batch, in order."""
     service_cpu_s: FloatArray
     """CPU seconds of the same."""
     core_wait_s: FloatArray

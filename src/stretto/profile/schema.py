@@ -149,7 +149,7 @@ class RankRecord(TypedDict):
     loaders: list[LoaderRecord]
     timeline: list[Window]
     ended: str
-    """"finished", "raised <class>: <message>", "killed by SIGTERM", "stopped after N updates"; how this process ended."""
+    """How: "finished", "raised <class>: <message>", "stopped after N updates" or "ended without notice"."""
 
 
 class AdviceRecord(TypedDict):

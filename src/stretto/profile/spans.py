@@ -42,6 +42,4 @@ def _of_rank(files: RankFiles) -> Iterator[Span | Counter]:
         )
         for at in range(len(log.begin)):
             args = {"CPU ms": 1e3 * float(log.cpu_s[at]), "iteration": log.iteration}
-            yield Span(
-                process, name, thread, title, "make a batch", float(log.begin[at]), float(log.end[at]), args
-            )
+            yield Span(process, name, thread, title, "make a batch", float(log.begin[at]), float(log.end[at]), args)

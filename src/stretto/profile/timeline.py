@@ -66,7 +66,9 @@ class Timeline:
         at = np.flatnonzero(self.loader == loader)
         mine = self.take(at)
         if 0 < len(at) < len(self.loader):
-            summed = {name: np.add.reduceat(getattr(self, name), at) for name in ("step", "other", "step_cpu", "steps")}
+            summed = {
+                name: np.add.reduceat(getattr(self, name), at) for name in ("step", "other", "step_cpu", "steps")
+            }
             mine = replace(mine, **summed)
         return mine
 
@@ -145,14 +147,15 @@ def _training_iterations(rows: FloatArray, kinds: NDArray[np.int64], training: s
 def _closings(
     rows: FloatArray, kinds: NDArray[np.int64], is_ours: NDArray[np.bool_], begin: FloatArray, end: FloatArray
 ) -> FloatArray:
-    """When what was done with each batch was over: at the next fetch, at the iteration's end, or at the last row."""
+    """When what was done with each batch was over: at the next fetch, the iteration's end, or the last row."""
     if not len(end):
         return end
     last = max(rows[-1, _END], end[-1])
     ends = rows[((kinds == Kind.END) | (kinds == Kind.LEFT)) & is_ours]
     times = np.sort(np.append(ends[:, _BEGIN], last))
-    over = times[np.minimum(np.searchsorted(times, end), len(times) - 1)]
-    return np.maximum(end, np.minimum(over, np.append(begin[1:], np.inf)))
+    over: FloatArray = times[np.minimum(np.searchsorted(times, end), len(times) - 1)]
+    closed: FloatArray = np.maximum(end, np.minimum(over, np.append(begin[1:], np.inf)))
+    return closed
 
 
 def _foreign(

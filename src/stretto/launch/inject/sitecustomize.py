@@ -27,7 +27,7 @@ class _AfterTorch:
     """Finds torch as usual, and has `_start` called when it is imported."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ARG004
         if name != "torch":
             return None
         sys.meta_path.remove(_AfterTorch)
@@ -35,11 +35,11 @@ class _AfterTorch:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def exec_module(module):  # type: ignore[no-untyped-def]  # noqa: ANN001
+            def exec_module(module):  # type: ignore[no-untyped-def]
                 execute(module)
                 _start()
 
-            spec.loader.exec_module = exec_module
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
