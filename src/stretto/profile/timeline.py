@@ -103,7 +103,8 @@ def read_timeline(path: Path, training: set[int]) -> Timeline:
     close = _closings(rows, kinds, is_ours, begin, end)
     foreign = _foreign(rows, kinds, is_ours, end, close)
     step_times = rows[kinds == Kind.STEP][:, _END]
-    steps = np.searchsorted(step_times, np.append(begin[1:], np.inf)) - np.searchsorted(step_times, end)
+    until = np.append(begin[1:], np.inf)
+    steps = np.searchsorted(step_times, until, "right") - np.searchsorted(step_times, end, "right")
     wait = end - begin
     stalls = rows[kinds == Kind.STALL]
     stall_of = dict(zip(stalls[:, _BEGIN], stalls[:, _VALUE], strict=True))

@@ -1,0 +1,44 @@
+"""Files of rows that can be read at any time."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stretto.profile.rows import RowWriter, read_rows
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "x.rows", 3, {"what": "a test"}, block_rows=2)
+    for at in range(5):
+        writer.write(at, at / 2, -at)
+    writer.close()
+    header, rows = read_rows(tmp_path / "x.rows")
+    assert header == {"what": "a test", "num_columns": 3}
+    assert rows.tolist() == [[at, at / 2, -at] for at in range(5)]
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.rows"
+    writer = RowWriter(path, 2, {})
+    writer.write(1, 2)
+    writer.write(3, 4)
+    writer.close()
+    os.truncate(path, path.stat().st_size - 5)
+    assert read_rows(path)[1].tolist() == [[1, 2]]
+
+
+def test_a_folder_that_is_gone_ends_the_recording_and_says_so(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "gone" / "x.rows", 1, {}, block_rows=1)
+    writer.write(1)
+    writer.write(2)
+    writer.close()
+    assert writer.error is not None
+    assert "No such file" in writer.error
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.rows"
+    path.write_text("not rows")
+    with pytest.raises(ValueError, match="expected a line of JSON and rows of numbers, found b'not rows'"):
+        read_rows(path)
