@@ -63,7 +63,7 @@ class Meter:
         self._pid = os.getpid()
         self._rows = RowWriter(self.directory / f"rank-{self._pid}.rows", NUM_COLUMNS, {"pid": self._pid})
         self._logs: list[LoaderLog] = []
-        self._active: list[Iteration] = []
+        self._active: weakref.WeakSet[Iteration] = weakref.WeakSet()  # a dropped iteration is to end its workers
         self._optimizers: dict[str, int] = {}
         self._device = "cpu"
         self._device_clock: DeviceClock | None = None
@@ -212,12 +212,11 @@ class Meter:
 
     def entered(self, iteration: Iteration) -> None:
         """It may yield."""
-        self._active.append(iteration)
+        self._active.add(iteration)
 
     def ended(self, iteration: Iteration) -> None:
         """It yields nothing any more."""
-        with contextlib.suppress(ValueError):
-            self._active.remove(iteration)
+        self._active.discard(iteration)
         if iteration.log.is_training:
             self.save()
 
