@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from stretto.cli.main import app
-from stretto.cli.prove import _Series
+from stretto.cli.prove import _Series, _show, _to_plain
 from stretto.launch.options import RunOptions
 from stretto.profile.prove import (
     Estimate,
@@ -175,14 +175,19 @@ def test_the_first_advice_that_can_be_tried_is() -> None:
     assert chosen.change == RunOptions(echo=2.5, steps=50)
 
 
-def test_without_such_advice_the_reason_is_given() -> None:
+def test_without_such_advice_the_reason_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     given = record()
     given["advice"] = [advice("cache", "Cache the data", why="It fits.")]
     assert first_to_try(given) is None
     assert why_nothing_to_try(given) == "The advice, 'Cache the data', needs a change of the script. It fits."
     given["advice"] = []
     assert why_nothing_to_try(given) == given["verdict"]
-    assert not series()._choose(given)
+    chosen = series()
+    assert not chosen._choose(given)
+    _show(None, [], chosen)
+    assert capsys.readouterr().out == f"nothing to try\n{given['verdict']}\n"
+    written = _to_plain(None, [], chosen)
+    assert (written["verdict"], written["notes"], written["pairs"]) == ("nothing to try", [given["verdict"]], [])
 
 
 def test_one_pair_is_refused() -> None:
