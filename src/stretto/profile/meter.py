@@ -64,6 +64,7 @@ class Meter:
         self._rows = RowWriter(self.directory / f"rank-{self._pid}.rows", NUM_COLUMNS, {"pid": self._pid})
         self._logs: list[LoaderLog] = []
         self._active: weakref.WeakSet[Iteration] = weakref.WeakSet()  # a dropped iteration is to end its workers
+        self._has_asked = False
         self._optimizers: dict[str, int] = {}
         self._device = "cpu"
         self._device_clock: DeviceClock | None = None
@@ -103,7 +104,7 @@ class Meter:
         if name not in self._optimizers:
             self._optimizers[name] = len(self._optimizers)
             self._see_device(optimizer)
-        is_update = False
+        is_update, self._has_asked = self._has_asked, False
         for iteration in list(self._active):
             if not iteration.has_fetched:
                 continue
@@ -111,7 +112,6 @@ class Meter:
             iteration.num_steps += 1
             log = iteration.log
             log.steps += 1
-            is_update |= True
             if iteration.num_steps == _STEPS_OF_TRAINING:
                 log.is_training = True
                 log.is_known_to_train |= iteration.may_be_echoed
@@ -189,6 +189,7 @@ class Meter:
         end, cpu_end = time.perf_counter(), time.process_time()
         log = iteration.log
         log.batches += 1
+        self._has_asked |= torch.is_grad_enabled()
         self._write(Kind.FETCH, log.number, iteration.number, begin, end, cpu, cpu_end, float(queued))
         return end
 
@@ -202,8 +203,12 @@ class Meter:
         """What takes the place of the iteration's batches from here on, if anything does."""
         if self._begin_echo is None or not (iteration.log.is_known_to_train and iteration.may_be_echoed):
             return None
-        together = [one for one in self._active if one.log.is_known_to_train and one.may_be_echoed]
-        return self._begin_echo(iteration, together)
+        together = {iteration.log: iteration}
+        for one in list(self._active):
+            is_in_use = self.updates - one.fetched_at_update <= 1
+            if one.log.is_known_to_train and one.may_be_echoed and is_in_use:
+                together.setdefault(one.log, one)
+        return self._begin_echo(iteration, list(together.values()))
 
     def note(self, kind: Kind, iteration: Iteration, begin: float, value: float = 0.0) -> None:
         """A row about an iteration."""
@@ -218,6 +223,8 @@ class Meter:
         """It yields nothing any more."""
         self._active.discard(iteration)
         if iteration.log.is_training:
+            # A loader that fetches ahead, Accelerate's say, has been asked once more before its last update.
+            self._has_asked = True
             self.save()
 
     @property
