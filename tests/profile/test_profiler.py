@@ -69,7 +69,7 @@ def test_a_loop_without_workers_is_told_to_overlap_first() -> None:
 
 
 def test_an_instant_loader_is_told_that_echoing_will_not_help() -> None:
-    found = stretto.profile([torch.randn(256, 8)] * 10, Training(), updates=20, warmup=2)
+    found = stretto.profile([torch.randn(20_000, 8) for _ in range(10)], Training(), updates=20, warmup=2)
     assert [record["action"] for record in found.advice] == ["none"]
     assert "will not help" in found.advice[0]["title"]
     assert found.stalls.first_read_s is None

@@ -56,6 +56,7 @@ class Meter:
         self._max_updates = max_updates
         self._begin_echo = begin_echo
         self._lock = threading.RLock()
+        self._is_fork = False
         self._loaders: dict[int, tuple[Callable[[], Any], LoaderLog]] = {}
         self._start()
 
@@ -77,6 +78,7 @@ class Meter:
         self._lock = threading.RLock()
         self._loaders = {}
         self.updates = 0
+        self._is_fork = True
         self._start()
 
     # -- what the hooks call --
@@ -138,9 +140,9 @@ class Meter:
             path.mkdir(exist_ok=True)
         return path
 
-    def finish(self) -> None:
+    def finish(self, exit_code: int = 0) -> None:
         """Write what is left, and how the process ended."""
-        if self._pid != os.getpid():
+        if self._pid != os.getpid() or (self._is_fork and not self._logs and not self._optimizers):
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         ended = "finished"
@@ -148,6 +150,8 @@ class Meter:
             ended = f"stopped after {self.updates} updates"
         elif error is not None:
             ended = f"raised {type(error).__name__}: {error}"
+        elif exit_code:
+            ended = f"exited with code {exit_code}"
         self.save(ended)
 
     def save(self, ended: str | None = None) -> None:
@@ -225,7 +229,6 @@ class Meter:
         if iteration.log.is_training:
             # A loader that fetches ahead, Accelerate's say, has been asked once more before its last update.
             self._has_asked = True
-            self.save()
 
     @property
     def device_clock(self) -> DeviceClock | None:

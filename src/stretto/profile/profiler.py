@@ -173,7 +173,7 @@ def _measure(
     ending.set_status(0)
     record = build_record(directory, ending, skip=warmup)
     stalls = _split(record, headspace_s, upstream_s, first_s, second_s)
-    record["evidence"] += _sentences(stalls)
+    record["evidence"] += _sentences(stalls, record["ranks"][0]["loaders"][0]["overlaps"])
     return Profile(record, stalls, trace_events(directory))
 
 
@@ -313,11 +313,15 @@ def _split(
     )
 
 
-def _sentences(stalls: Stalls) -> list[str]:
+def _sentences(stalls: Stalls, overlaps: bool) -> list[str]:
     found = [
         f"Alone, the step takes {1e3 * stalls.headspace_s:.2f} ms and the loader {1e3 * stalls.upstream_s:.2f} ms "
         f"a batch; together they take {1e3 * stalls.live_s:.2f} ms"
-        + (f", {1e3 * stalls.slowed_s:.2f} ms of it because they share the cores." if stalls.slowed_s else "."),
+        + (
+            f", {1e3 * stalls.slowed_s:.2f} ms of it because they share the cores."
+            if overlaps and stalls.slowed_s
+            else "."
+        ),
         f"Of a data stall of {1e3 * stalls.data_stall_s:.2f} ms a batch, {1e3 * stalls.fetch_stall_s:.2f} ms would "
         f"go if reads came from a cache, {1e3 * stalls.preparation_stall_s:.2f} ms are preparation"
         + (f", {1e3 * stalls.transfer_stall_s:.2f} ms transfer." if stalls.transfer_stall_s else "."),
