@@ -5,17 +5,21 @@ when the queue is done, one recorded after it at once: the time between the two 
 saw, and a wait that is hidden behind queued kernels is none.
 """
 
+import time
 from collections import deque
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 class DeviceClock:
     """Pairs of events around waits, read when they have completed; nothing here waits for the accelerator."""
 
-    def __init__(self, make_event: Any) -> None:
+    def __init__(self, device: torch.device, make_event: Any, synchronize: Any) -> None:
+        self._device = device
         self._make_event = make_event
+        self._synchronize = synchronize
         self._pending: deque[tuple[float, Any, Any]] = deque()
 
     @classmethod
@@ -23,13 +27,27 @@ class DeviceClock:
         """For a device whose events have times; None where there are none."""
         if device.type != "cuda":
             return None
-        return cls(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        return cls(
+            device,
+            lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+            lambda: torch.cuda.synchronize(device),
+        )
 
     def mark(self) -> Any:
         """An event at the present end of the queue."""
         event = self._make_event()
         event.record()
         return event
+
+    def time_transfer(self, batch: Any) -> float:
+        """Seconds that copying the batch's tensors to the accelerator takes; waits for it, so not for each batch."""
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        self._synchronize()
+        begin = time.perf_counter()
+        for leaf in leaves:
+            leaf.to(self._device, non_blocking=True)
+        self._synchronize()
+        return time.perf_counter() - begin
 
     def measure(self, before: Any, begin: float) -> list[tuple[float, float]]:
         """End the wait that began at `begin` with the event `before`.

@@ -1,5 +1,7 @@
 """The iterator that a script gets from a loader: the loader's own, with every `next` timed."""
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,10 @@ import torch
 from stretto.profile.batches import Repeats, look_at
 from stretto.profile.device import DeviceClock
 
+UPSTREAM_THREAD = "stretto-upstream"
+_HERE = os.path.dirname(__file__)
 _LOOKS = 3  # batches of a loader that are looked into
+_TRANSFERS = 3  # batches of a loader that are copied to the accelerator once more, to time it
 
 
 class Kind(IntEnum):
@@ -51,6 +56,8 @@ class LoaderLog:
     is_known_to_train: bool = False
     """Recognised in an iteration that may be echoed."""
     looks: list[dict[str, Any]] = field(default_factory=list)
+    transfers_s: list[float] = field(default_factory=list)
+    """Seconds that copying a batch to the accelerator took, for the first ones of training."""
     repeats: Repeats = field(default_factory=Repeats)
     wraps: int | None = None
     """The number of the loader that this one, an EchoLoader, is around."""
@@ -78,6 +85,7 @@ class LoaderLog:
             "iterations": self.iterations,
             "is_training": self.is_training,
             "looks": self.looks,
+            "transfer_s": min(self.transfers_s, default=0.0),
             "repeats": self.repeats.findings(),
             "wraps": self.wraps,
             "echo": self.echo,
@@ -113,6 +121,8 @@ class Iteration(Iterator[Any]):
         """Batches handed out."""
         self.has_fetched = False
         """Since the latest optimizer step."""
+        self.fetched_at_update = meter.updates
+        """How many updates there had been when the latest batch was fetched, or the iteration begun."""
         self.may_be_echoed = torch.is_grad_enabled()
         self.batches: Iterator[Any] | None = None
         """The loader's own iterator; None once something else took its place."""
@@ -131,6 +141,8 @@ class Iteration(Iterator[Any]):
         self._meter.entered(self)
 
     def __next__(self) -> Any:
+        if self.batches is not None and is_inside(self.loader):
+            return next(self.batches)  # a loader that keeps its iterator and asks it for what it yields
         meter = self._meter
         if self._is_over and self._source is not None:
             raise StopIteration
@@ -150,16 +162,23 @@ class Iteration(Iterator[Any]):
             meter.note(Kind.END, self, begin)
             meter.ended(self)
             raise
+        except BaseException as error:
+            without_our_frames(error)
+            raise
         self.wait_s += meter.fetched(self, begin, cpu, queued) - begin
         if clock is not None:
             for since, stall_s in clock.measure(before, begin):
                 meter.note(Kind.STALL, self, since, stall_s)
+            if self.num_steps and len(self.log.transfers_s) < _TRANSFERS:
+                self.log.transfers_s.append(clock.time_transfer(batch))
         self.num_given += 1
         self.has_fetched = torch.is_grad_enabled()
-        if len(self.log.looks) < _LOOKS:
-            self.log.looks.append(look_at(batch))
-        if self._source is None:
-            self.log.repeats.see(batch, self.number)
+        self.fetched_at_update = meter.updates
+        with contextlib.suppress(Exception):  # a batch of the script's own class that does not like to be looked at
+            if len(self.log.looks) < _LOOKS:
+                self.log.looks.append(look_at(batch))
+            if self._source is None:
+                self.log.repeats.see(batch, self.number)
         return batch
 
     @property
@@ -213,9 +232,24 @@ class busy:  # noqa: N801
         _local.loaders.pop()
 
 
-def is_busy(loader: Any) -> bool:
-    """Whether the loader's own code is what runs."""
-    return any(inside is loader for inside in _local.__dict__.get("loaders", ()))
+def without_our_frames(error: BaseException) -> None:
+    """Drop this package's frames from the start of the traceback: to the script, the error is its loader's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def is_inside(loader: Any) -> bool:
+    """Whether what runs is the loader's own code, or an EchoLoader's thread, and not the script's loop."""
+    if any(inside is loader for inside in _local.__dict__.get("loaders", ())):
+        return True
+    return is_upstream()
+
+
+def is_upstream() -> bool:
+    """Whether this is the thread in which an EchoLoader iterates the loader it wraps."""
+    return threading.current_thread().name == UPSTREAM_THREAD
 
 
 def _count_ready(batches: Any) -> int:

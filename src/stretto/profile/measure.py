@@ -59,7 +59,7 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
     sizes = [look["num_examples"] for look in looks if look["num_examples"] is not None]
     rows = sorted((log for log in logs if len(log.begin)), key=lambda log: log.begin[0])
     order = np.argsort(np.concatenate([log.end for log in rows])) if rows else np.array([], int)
-    steps_per_batch = (timeline.steps > 0).mean() if len(timeline.steps) else 1.0
+    updates_per_batch = timeline.num_updates / len(timeline.begin) if len(timeline.begin) else 1.0
     return Pipeline(
         name=loader["name"],
         dataset=loader["dataset"],
@@ -85,8 +85,8 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
         step_s=timeline.step,
         step_cpu_s=float(timeline.step_cpu.mean()) if len(timeline.step_cpu) else 0.0,
         first_wait_s=timeline.wait[timeline.is_first],
-        transfer_s=files.meta.get("transfer_s") or 0.0,
-        batches_per_update=1 / steps_per_batch if steps_per_batch else 1.0,
+        transfer_s=loader["transfer_s"],
+        batches_per_update=1 / updates_per_batch if updates_per_batch else 1.0,
     )
 
 
