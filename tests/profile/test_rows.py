@@ -42,3 +42,12 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     path.write_text("not rows")
     with pytest.raises(ValueError, match="expected a line of JSON and rows of numbers, found b'not rows'"):
         read_rows(path)
+
+
+def test_a_file_ends_at_its_largest_number_of_rows_and_says_so(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "x.rows", 1, {}, max_rows=3)
+    for at in range(5):
+        writer.write(at)
+    writer.close()
+    assert read_rows(tmp_path / "x.rows")[1].tolist() == [[0], [1], [2]]
+    assert writer.error == "it ends at row 3, so as not to fill the disk"

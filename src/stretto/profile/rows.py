@@ -13,17 +13,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_ROWS = 2_000_000
+"""Of one file: a million updates of a training process, 128 MB."""
+
 
 class RowWriter:
     """Appends rows of `num_columns` numbers, in blocks.
 
-    The file is opened with the first block, by the process that writes it. A full disk or a folder that is gone
-    ends the recording, never the training: `error` then says why.
+    The file is opened with the first block, by the process that writes it. A full disk, a folder that is gone or
+    `max_rows` ends the recording, never the training: `error` then says why.
     """
 
-    def __init__(self, path: Path, num_columns: int, header: dict[str, Any], *, block_rows: int = 64) -> None:
+    def __init__(
+        self,
+        path: Path,
+        num_columns: int,
+        header: dict[str, Any],
+        *,
+        block_rows: int = 64,
+        max_rows: int = MAX_ROWS,
+    ) -> None:
         self.path = path
+        self._num_rows_left = max_rows
         self.error: str | None = None
+        self.num_rows = 0
         self._header = {**header, "num_columns": num_columns}
         self._block = array("d")
         self._block_size = block_rows * num_columns
@@ -33,13 +46,18 @@ class RowWriter:
     def write(self, *row: float) -> None:
         """Append a row."""
         assert len(row) == self._num_columns, (len(row), self._num_columns)
+        if self._num_rows_left == 0:
+            self.error = self.error or f"it ends at row {self.num_rows:,}, so as not to fill the disk"
+            return
+        self._num_rows_left -= 1
+        self.num_rows += 1
         self._block.extend(row)
         if len(self._block) >= self._block_size:
             self.flush()
 
     def flush(self) -> None:
         """Hand what has been written to the operating system."""
-        if not self._block or self.error is not None:
+        if not self._block:
             return
         try:
             if self._file is None:
@@ -48,6 +66,7 @@ class RowWriter:
             os.write(self._file, self._block.tobytes())
         except OSError as error:
             self.error = str(error)
+            self._num_rows_left = 0
         del self._block[:]
 
     def close(self) -> None:
