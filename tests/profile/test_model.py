@@ -97,8 +97,13 @@ def test_the_wait_for_a_core_is_not_part_of_what_a_batch_costs() -> None:
 def test_inside_the_workers_only_the_stages_after_the_echo_point_run_for_each_use(
     factor: float, expected: float
 ) -> None:
-    pipeline = make_pipeline(0.064, 0.010, stages=STAGES)  # (48 / e + 16) / 2 workers
-    assert seconds(pipeline, factor=factor, echo_after="read") == pytest.approx(expected)
+    pipeline = make_pipeline(0.064, 0.010, stages=STAGES, batch_size=1e6)  # (48 / e + 16) / 2 workers
+    assert seconds(pipeline, factor=factor, echo_after="read") == pytest.approx(expected, rel=0.01)
+
+
+def test_small_batches_read_now_more_and_now_less_which_costs_time() -> None:
+    large, small = (make_pipeline(0.064, 0.010, stages=STAGES, batch_size=size) for size in (1e6, 2))
+    assert seconds(small, factor=8.0, echo_after="read") > 1.05 * seconds(large, factor=8.0, echo_after="read")
 
 
 def test_a_cache_leaves_the_stages_behind_it() -> None:

@@ -58,7 +58,7 @@ class Model:
 
     Args:
         pipeline: what was measured; where no batch's service was seen it is inferred from the waits.
-        seed: of the order in which steps are replayed.
+        seed: of the order in which steps are replayed, and of what each batch reads of an echo inside workers.
     """
 
     def __init__(self, pipeline: Pipeline, seed: int = 0) -> None:
@@ -73,6 +73,7 @@ class Model:
         steps = np.maximum(pipeline.step_s[-_MAX_SAMPLES:], 0.0) if len(pipeline.step_s) else np.zeros(1)
         self._step = steps[_blocks(len(steps), max(self._num_batches, len(steps)), rng)]
         self._step_cpu_s = max(0.0, pipeline.step_cpu_s)
+        self._seed = seed
         self._overhead_s = 0.0
         self._measure_cores()
         self._present = self._run(self.present)
@@ -204,9 +205,16 @@ class Model:
         if settings.echo_after is not None:
             factor = settings.max_factor if isinstance(settings.factor, str) else settings.factor
             cpu_share, wait_share = before_shares(self.pipeline, settings.echo_after)
-            cpu = cpu * (1 - cpu_share) + _thinned(cpu * cpu_share, factor)
-            wait = wait * (1 - wait_share) + _thinned(wait * wait_share, factor)
+            first_uses = self._first_uses(factor)
+            cpu = cpu * (1 - cpu_share) + _thinned(cpu * cpu_share, factor, first_uses)
+            wait = wait * (1 - wait_share) + _thinned(wait * wait_share, factor, first_uses)
         return cpu, wait
+
+    def _first_uses(self, factor: float) -> FloatArray:
+        """The share of each batch that has to be read. Examples are drawn at random, so it varies around 1 / e."""
+        rows = max(1, round(self.pipeline.batch_size))
+        counts = np.random.default_rng(self._seed).binomial(rows, 1 / factor, self._num_batches)
+        return np.asarray(counts / max(1, counts.sum()) * self._num_batches / factor, np.float64)
 
     def _simulate(self, settings: Settings, service: FloatArray, step: FloatArray) -> Run:
         if settings.echo_after is None and settings.factor != 1.0:
@@ -287,15 +295,15 @@ def _blocks(length: int, count: int, rng: np.random.Generator) -> np.ndarray[tup
     return np.concatenate(passes)[:count]
 
 
-def _thinned(values: FloatArray, factor: float) -> FloatArray:
+def _thinned(values: FloatArray, factor: float, first_uses: FloatArray) -> FloatArray:
     """What each batch has to read where a use is one of `factor`.
 
-    A batch reads a part of its examples, and what one example costs beyond the usual falls on one batch in
-    `factor`, as long as ever.
+    A batch reads a part of its examples (`first_uses`), and what one example costs beyond the usual falls on one
+    batch in `factor`, as long as ever.
     """
     usual = np.minimum(values, _SPIKE * float(np.median(values)))
     spikes = values - usual
-    thinned = usual / factor
+    thinned = usual * first_uses
     if spikes.any():
         places = (np.arange(len(values)) * factor).astype(np.int64)
         kept = places < len(values)
