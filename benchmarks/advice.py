@@ -1,0 +1,181 @@
+"""Whether advice gives what it promises: every piece that has a prediction, on five starved jobs (starved.py).
+
+Each job runs as a script under `stretto run`. What its record advises is then done for real: arguments of the
+DataLoader, a cache of what a stage returns, EchoDataLoader and `stretto.echo` at every insertion point that is
+advised, with its factor and buffer. Updates a second are counted in the steady state, with the buffer full, over
+whole shards, in three windows one after the other: the spread is theirs.
+Only `persistent_workers`, whose prediction is about epochs with their starts, is measured over such epochs. The job
+as it is takes its turns too: how far it is from its profile is the machine's drift.
+"""
+
+import gc
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import starved
+import torch
+from harness import Report, Spread, parse_arguments
+from starved import JOBS, Job, Trainer, epochs
+from torch.utils.data import DataLoader, Dataset
+
+import stretto
+from stretto.launch.options import RunOptions
+from stretto.launch.parent import run_script
+from stretto.profile.schema import AdviceRecord, RunRecord
+
+_ENDLESS = 1 << 16  # batches
+_FULL = 0.93  # of what a buffer holds in the steady state
+_WINDOWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long things take."""
+
+    profiled_updates: int
+    first_updates: int
+    """Before the clock starts, with all workers up."""
+    filling_s: float
+    """At most, for a buffer to fill."""
+    window_s: float
+    """At least; a rate is taken over each of a few windows."""
+
+
+FULL = Lengths(profiled_updates=240, first_updates=40, filling_s=20.0, window_s=1.5)
+QUICK = Lengths(profiled_updates=50, first_updates=5, filling_s=0.1, window_s=0.05)
+
+
+class Cached(Dataset[Any]):
+    """What the stages up to one return, made once for `num_kept` examples that stand for all others too."""
+
+    def __init__(self, before: stretto.StagedDataset, num_kept: int) -> None:
+        self._kept = [before[index] for index in range(num_kept)]
+        self._length = len(before)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self._kept[index % len(self._kept)]
+
+
+class Trial:
+    """A job with a change to its loader."""
+
+    def __init__(self, job: Job, change: dict[str, Any], buffer_items: int | None, lengths: Lengths) -> None:
+        self._job = job
+        self._lengths = lengths
+        self._buffer_items = buffer_items
+        self._counts_epochs = change.get("persistent_workers", False)
+        self._dataset = job.dataset(job.num_batches if self._counts_epochs else _ENDLESS)
+        self._change = dict(change)
+        if (name := self._change.pop("cache_after", None)) is not None:
+            before, after = self._dataset.split(name)
+            num_kept = job.num_batches * job.batch_size if lengths is FULL else job.batch_size
+            self._dataset = stretto.StagedDataset(Cached(before, num_kept), **after.stages)
+
+    def __call__(self) -> list[float]:
+        """Updates a second, over each window."""
+        gc.collect()
+        change = self._change
+        common: dict[str, Any] = {"batch_size": self._job.batch_size, "num_workers": self._job.num_workers}
+        if "echo_after" in change:
+            inside = stretto.EchoDataLoader(self._dataset, **common, buffer=self._buffer_items, **change)
+            return self._rates(inside, inside.stats)
+        plain = DataLoader(self._dataset, **common)
+        if "unit" in change:
+            with stretto.echo(plain, buffer=self._buffer_items, **change) as around:
+                return self._rates(around, around.stats)
+        return self._rates(DataLoader(self._dataset, **common | change), None)
+
+    def _rates(self, loader: Any, read_stats: Callable[[], stretto.EchoStats] | None) -> list[float]:
+        """Windows end with a cycle of fresh batches, or with an epoch."""
+        trainer, start_s = Trainer(self._job.step_s), time.perf_counter()
+        per_cycle = self._job.num_batches if self._counts_epochs else self._job.cycle
+        rates: list[float] = []
+        since: tuple[float, int] | None = None
+        last_cycle = 0
+        for number, batch in enumerate(epochs(loader)):
+            now = time.perf_counter()
+            stats = None if read_stats is None else read_stats()
+            num_fresh = number if stats is None else stats.fresh_items // self._items_in_batch
+            if num_fresh // per_cycle != last_cycle:
+                last_cycle = num_fresh // per_cycle
+                if since is not None and now - since[0] >= self._lengths.window_s:
+                    rates.append((number - since[1]) / (now - since[0]))
+                    if len(rates) == _WINDOWS:
+                        break
+                    since = now, number
+                elif since is None and number >= self._lengths.first_updates:
+                    is_full = stats is None or stats.resident_items >= self._steady_items
+                    since = (now, number) if is_full or now - start_s > self._lengths.filling_s else None
+            trainer.step(batch)
+        return rates
+
+    @property
+    def _items_in_batch(self) -> int:
+        return 1 if self._change.get("unit") == "batch" else self._job.batch_size
+
+    @property
+    def _steady_items(self) -> float:
+        """Residents of a full buffer. In workers those that wait for their first use are not there yet."""
+        items = _FULL * (self._buffer_items or 0)
+        return items * (1 - 1 / self._change["factor"]) if "echo_after" in self._change else items
+
+
+def profile(name: str, lengths: Lengths) -> RunRecord:
+    """The record of the job's script under `stretto run`."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = ["python", starved.__file__, name, "--updates", str(lengths.profiled_updates)]
+        record = run_script([*command, "--out", str(Path(directory) / "seconds")], RunOptions())
+    assert record["exit_code"] == 0, record
+    return record
+
+
+def measure(report: Report, name: str, lengths: Lengths) -> None:
+    job = JOBS[name]
+    record = profile(name, lengths)
+    rank = record["ranks"][0]
+    report.note(f"{job.title}: R = {rank['loaders'][0]['ratio']:.2f}. {record['verdict']}")
+    advice = {title(one): one for one in record["advice"] if one["updates_per_s"] and one["speedup"] != 1.0}
+    trials = {"as it is": Trial(job, {}, None, lengths)}
+    for what, one in advice.items():
+        trials[what] = Trial(job, one["change"], one["buffer_items"], lengths)
+    rates: dict[str, list[float]] = {what: [] for what in trials}
+    for turn in range(report.arguments.rounds):
+        for what in trials if turn % 2 == 0 else reversed(trials):
+            rates[what] += trials[what]()
+    now = 1 / (rank["wait_ms"]["mean"] + rank["step_ms"]["mean"]) * 1e3
+    for what, values in rates.items():
+        predicted = advice[what]["updates_per_s"] if what in advice else now
+        assert predicted is not None
+        known = "profiled" if what not in advice else "predicted"
+        report.add(f"{job.title}, {what}: {known} {predicted:.1f}", Spread.of(values), "updates/s")
+        ratios = Spread.of([predicted / value for value in values])
+        bars = {"at_least": 0.9, "at_most": 1.1} if what in advice else {}
+        report.add(f"  {known} / measured", ratios, "", **bars)
+
+
+def title(one: AdviceRecord) -> str:
+    """Such as "echo_after=read, factor=3"."""
+    return ", ".join(f"{name}={value}" for name, value in one["change"].items())
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__, rounds=1)
+    report = Report("advice", arguments)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: they sleep
+    warnings.filterwarnings("ignore", "the data set or its sampler draws")  # costs are counted, nothing is learnt
+    for name in ["slow-decode"] if arguments.quick else JOBS:
+        measure(report, name, QUICK if arguments.quick else FULL)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
