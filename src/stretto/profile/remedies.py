@@ -199,8 +199,8 @@ def cache(model: Model) -> AdviceRecord | None:
         "cache",
         f'Keep what "{name}" returns in memory',
         f"All {pipeline.num_examples} examples take {size_text(sizes[name])}{held and ', counted' + held}: that "
-        f'fits. Once it is filled, best before workers start, only what follows "{name}" runs. Do so only if nothing '
-        "random happens up to there.",
+        f'fits. Once it is filled, best before workers start, only what follows "{name}" runs. Do so only if '
+        "nothing random happens up to there.",
         prediction,
         change={"cache_after": name},
         where=name,
