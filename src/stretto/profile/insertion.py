@@ -200,6 +200,6 @@ def _ratio_after(model: Model, stage: Stage) -> float | None:
 
 def _room(items: int, item_bytes: float | None, *, at_least: int) -> int:
     """How many are kept by default: 64 batches, at most 1 GiB."""
-    if item_bytes is not None and item_bytes > 0:
+    if item_bytes is not None and item_bytes >= 1:
         items = min(items, int(DEFAULT_BYTES // item_bytes))
     return max(items, at_least)
