@@ -1,5 +1,6 @@
 """Every example trains on small data of its kind and prints what happened."""
 
+import json
 import os
 import re
 import subprocess
@@ -51,6 +52,20 @@ def test_images_are_decoded_once_an_epoch_and_the_loss_falls(photos: Path) -> No
     with_echo = losses(output.partition("AU")[0])
     assert len(with_echo) == 3
     assert with_echo[-1] < with_echo[0]
+
+
+def test_a_plain_script_is_echoed_from_outside_at_its_own_number_of_updates(photos: Path, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    script = ("examples/plain.py", "--data", photos, "--batch-size", 2, "--workers", 1, "--epochs", 3)
+    output = run("-m", "stretto.cli", "run", "--echo", 2, "--json", record, "--", sys.executable, *script)
+    assert len(losses(output)) == len(losses(output, "accuracy")) == 3
+    (rank,) = json.loads(record.read_text())["ranks"]
+    train, test = sorted(rank["loaders"], key=lambda loader: not loader["is_training"])
+    assert rank["updates"] == rank["optimizer_steps"] == train["batches"] == 3 * 10  # of 21 files
+    assert train["echo"]["fresh_items"] < train["echo"]["uses"]
+    assert test["echo"] is None
+    names = [stage["name"] for stage in train["stages"]]
+    assert names == ["read", "RandomResizedCrop", "HorizontalFlip", "Normalize", "collate"]
 
 
 def test_text_says_what_it_expects(tmp_path: Path) -> None:
