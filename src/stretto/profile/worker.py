@@ -9,7 +9,7 @@ A fetcher stays the object that torch made and gets a subclass's `fetch`, so the
 ones (members.py). The frames of this module are taken out of an error's traceback.
 
 To time a member costs two readings of two clocks for each call, 2 to 4 us: after the first two batches the members
-are timed in as many batches as half a percent of the time allows. In the others "read" is not known either.
+are timed in as many batches as half a percent of the time allows; in the others "read" is not known either.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -80,13 +81,21 @@ def timed_init(spec: WorkerSpec, original: Callable[[int], Any] | None) -> Calla
 def _time_next_fetchers(spec: WorkerSpec, worker_id: int) -> None:
     make = _BaseDatasetFetcher.__init__
     iterations = itertools.count(spec.iteration)
+    recorders: list[_Recorder] = []
+
+    def close() -> None:
+        while recorders:
+            recorders.pop().close()
 
     def __init__(fetcher: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(fetcher, dataset, *args, **kwargs)
         info = get_worker_info()
         if info is not None and info.dataset is dataset:  # and not that of a loader inside the data set
+            close()  # of the iteration before, in a persistent worker
             time_fetcher(fetcher, replace(spec, iteration=next(iterations)), worker_id)
+            recorders.append(fetcher.stretto_recorder)
 
+    Finalize(None, close, exitpriority=0)  # a worker's atexit does not run
     _BaseDatasetFetcher.__init__ = __init__  # type: ignore[assignment, method-assign]
 
 
@@ -139,23 +148,19 @@ class _Recorder:
         self._clock = StageClock()
         self._core_wait = _CoreWait()
         self._members = Members((READ, COLLATE), [])
-        self._is_swapped = False
-        self._is_timed = False
+        self._is_swapped = self._is_timed = False
         self._writer: RowWriter | None = None
-        self._num_files = 0
+        self._num_files = self._num_fetches = self._num_hashed = 0
         self._names: tuple[str, ...] = ()
         self._looks: list[list[float]] = []
-        self._num_fetches = 0
         self._num_examples = 1
         self._batch_bytes: float | None = None
         self._flushed = float("-inf")
         self._work_s = self._spent_s = self._cost_s = 0.0
         is_keyed = isinstance(self._dataset, Echoed)
         self._watch: RandomWatch | None = None
-        self._is_watched = False
-        self._watches = not is_keyed
+        self._is_watched, self._watches = False, not is_keyed
         self._hashed_each = 0 if is_keyed else self._choose_hashed()
-        self._num_hashed = 0
         self._items: RowWriter | None = None
         self._index: Any = None
 
@@ -209,7 +214,7 @@ class _Recorder:
         clock = self._clock
         clock.switch(len(self._members.names) - 1)
         self._num_examples = len(data) if self._is_batched and isinstance(data, list | tuple) else 1
-        if self._clock.look is not None and not self._members.places:
+        if clock.look is not None and not self._members.places:
             for item in data[:_NUM_LOOKED_AT] if self._is_batched and isinstance(data, list | tuple) else [data]:
                 self._count(0, item)
             clock.resume()
@@ -236,8 +241,7 @@ class _Recorder:
     def record(self, batch: Any) -> None:
         """Write the row of a batch."""
         clock = self._clock
-        begin, end = self._begin_s, clock.last
-        core_wait = self._core_wait.end()
+        begin, end, core_wait = self._begin_s, clock.last, self._core_wait.end()
         if self._is_watched and self._watch is not None:
             self._watch.end()
             self._write_watch(self._watch)
