@@ -92,7 +92,9 @@ def test_the_slowest_rank_decides() -> None:
 
 def test_few_pairs_are_said_to_be_few() -> None:
     for num_pairs, percent in ((2, 50), (3, 75), (4, 88)):
-        (note,) = prove(pairs([2.0] * num_pairs), WORKERS).notes
+        found = prove(pairs([2.0] * num_pairs), WORKERS)
+        assert found.verdict == f"not proven by {num_pairs} pairs: 2.00x (2.00 .. 2.00)"
+        (note,) = found.notes
         assert f"{num_pairs} pairs hold the true median in {percent} % of cases at most" in note
 
 

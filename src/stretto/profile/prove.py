@@ -16,9 +16,8 @@ from stretto.launch.options import RunOptions
 from stretto.profile.compare import has_training, slowest
 from stretto.profile.schema import AdviceRecord, RunRecord
 
-_PAIRS_FOR_95 = (
-    5  # the interval of n ratios is at most all of them, which holds the median in 1 - 2^(1 - n) of cases
-)
+_PAIRS_FOR_95 = 5
+"""The interval of n ratios is at most all of them, which holds the median in 1 - 2^(1 - n) of cases."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +83,7 @@ def prove(pairs: Sequence[Pair], options: RunOptions) -> Proof:
     speedup = estimate([pair.ratio for pair in pairs], np.median)
     quality = _quality(pairs)
     return Proof(
-        verdict=_verdict(speedup),
+        verdict=_verdict(speedup, len(pairs)),
         speedup=speedup,
         command_speedup=estimate([pair.command_ratio for pair in pairs], np.median),
         quality=quality,
@@ -167,10 +166,12 @@ def to_text(options: RunOptions) -> str:
     )
 
 
-def _verdict(speedup: Estimate) -> str:
+def _verdict(speedup: Estimate, num_pairs: int) -> str:
     numbers = f"{speedup.value:.2f}x ({speedup.low:.2f} .. {speedup.high:.2f})"
     if speedup.holds(1.0):
         return f"no proven win: {numbers}"
+    if num_pairs < _PAIRS_FOR_95:
+        return f"not proven by {num_pairs} pairs: {numbers}"
     return f"{'proven' if speedup.low > 1 else 'slower'}: {numbers}"
 
 
