@@ -162,7 +162,6 @@ class _Recorder:
         self._is_watched, self._watches = False, not is_keyed
         self._hashed_each = 0 if is_keyed else self._choose_hashed()
         self._items: RowWriter | None = None
-        self._index: Any = None
 
     # -- around a fetch --
 
