@@ -40,7 +40,7 @@ class DeviceClock:
         return event
 
     def time_transfer(self, batch: Any) -> float:
-        """Seconds that copying the batch's tensors to the accelerator takes; waits for it, so not for each batch."""
+        """Seconds that copying the batch's tensors to the accelerator takes; it waits, so not for each batch."""
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         self._synchronize()
         begin = time.perf_counter()

@@ -169,7 +169,7 @@ def _measure(
         # Whether another kind of loader works while the step runs is seen from outside only.
         live_s = _live_seconds(build_record(directory, ending, skip=warmup))[0]
         log.description["num_workers"] = int(live_s < 0.9 * (upstream_s + headspace_s))
-        meter.save("finished")
+        meter.save()
     ending.set_status(0)
     record = build_record(directory, ending, skip=warmup)
     stalls = _split(record, headspace_s, upstream_s, first_s, second_s)
