@@ -5,6 +5,7 @@ len(loader) / e fresh ones, and the loader's passes run on over the script's epo
 the run ends sooner.
 """
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,16 +48,24 @@ class Echoing:
         if log.why_not_echoed is not None:
             return None
         if (echoed := self._echoed.get(log)) is None:
-            log.why_not_echoed = self._why_not(iteration)
+            log.why_not_echoed = self._why_not(iteration) or self._why_not_together(iteration, together)
             if iteration.batches is None or log.why_not_echoed is not None:
                 return None
             factor, buffer = self._choose(iteration, together)
             if factor is None:
                 return None
-            echoed = self._echoed[log] = _Echoed(iteration, factor, buffer)
+            echoed = self._echoed[log] = _Echoed(iteration, factor, buffer, is_alone=len(together) < 2)
         return echoed.rest_of(iteration)
 
-    def _why_not(self, iteration: Iteration) -> str | None:
+    def _why_not_together(self, iteration: Iteration, together: list[Iteration]) -> str | None:
+        """Their batches may belong together: all are echoed, or none."""
+        for one in together:
+            if one is not iteration and (one.log.why_not_echoed or self._why_not(one)):
+                return f"it is iterated together with another {type(one.loader).__name__} that cannot be"
+        return None
+
+    @staticmethod
+    def _why_not(iteration: Iteration) -> str | None:
         loader = iteration.loader
         if isinstance(loader, EchoLoader | EchoDataLoader):
             return "it echoes already"
@@ -65,6 +74,9 @@ class Echoing:
                 "it has no length, so the script's number of updates could not be kept: use stretto.echo(loader) "
                 "or stretto.EchoDataLoader in the script"
             )
+        for look in iteration.log.looks:
+            if look["num_bytes"] is None:
+                return f"its batches cannot be looked at: {look['why_not']}"
         return None
 
     def _choose(self, iteration: Iteration, together: list[Iteration]) -> tuple[Factor | None, int | None]:
@@ -72,7 +84,7 @@ class Echoing:
         if len(together) < 2:
             return self._factor, None
         # Loaders that are iterated together may belong together, item by item: what is drawn has to be the same in
-        # each, so it must not depend on when batches arrive.
+        # each, so it must not depend on when batches arrive, nor on whether they can be taken apart.
         if self._factor != "auto":
             return self._factor, _BATCHES_TOGETHER
         if self._factor_together is None:
@@ -89,13 +101,41 @@ class Echoing:
         return self._factor_together, _BATCHES_TOGETHER
 
 
+class _Loader:
+    """A loader of the script's, held weakly: when the script drops it, its workers are to end.
+
+    To an EchoLoader it is the loader, also by `isinstance`.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        object.__setattr__(self, "_held", weakref.ref(loader))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        loader = self._held()
+        return _Loader if loader is None else type(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._held())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._held(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._held(), name, value)
+
+
 class _Echoed:
     """A training loader's EchoLoader, from one iteration of the script's to the next."""
 
-    def __init__(self, iteration: Iteration, factor: Factor, buffer_batches: int | None) -> None:
+    def __init__(self, iteration: Iteration, factor: Factor, buffer_batches: int | None, *, is_alone: bool) -> None:
         assert iteration.batches is not None
         self._log = iteration.log
-        self._loader = iteration.loader
+        self._loader = _Loader(iteration.loader)
+        weakref.finalize(iteration.loader, self._close).atexit = False
         self._factor = factor
         self._buffer_batches = buffer_batches
         self._began_at = iteration.updates
@@ -103,7 +143,9 @@ class _Echoed:
         numbers = [epoch for epoch in epochs if isinstance(epoch, int)]
         position = Position(max([iteration.log.iterations - 1, *numbers]), iteration.num_given)
         looks = iteration.log.looks
-        can_be_pooled = all(look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks)
+        can_be_pooled = is_alone and all(
+            look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks
+        )
         self._open("example" if can_be_pooled else "batch", iteration.batches, position)
 
     def _open(self, unit: Unit, batches: Iterator[Any], position: Position) -> None:
@@ -120,10 +162,9 @@ class _Echoed:
 
     def rest_of(self, iteration: Iteration) -> Iterator[Any]:
         """As many batches as the loader's own iteration has left."""
-        num_left = (loader_length(self._loader) or 0) - iteration.num_given
+        num_left = (loader_length(iteration.loader) or 0) - iteration.num_given
         iteration.let_go()
-        for _ in range(num_left):
-            yield self._next()
+        return (self._next() for _ in range(num_left))
 
     def _next(self) -> Any:
         try:
@@ -136,6 +177,11 @@ class _Echoed:
             assert batches is not None
             self._open("batch", batches, position)
             return self._next()
+
+    def _close(self) -> None:
+        """The script has dropped the loader."""
+        self._log.echo, self._log.read_echo = self.describe(), None
+        self._echo.close()
 
     def describe(self) -> dict[str, Any]:
         """For the record."""

@@ -74,6 +74,18 @@ def describe_echo(
 
 def look_at(batch: Any) -> dict[str, Any]:
     """Examples and bytes of a batch, its leaves' shapes, and why it cannot be taken apart (None if it can)."""
+    try:
+        return _look_at(batch)
+    except Exception as error:  # a class of the script's that does not like to be looked at
+        return {
+            "num_examples": None,
+            "num_bytes": None,
+            "shapes": [],
+            "why_not": f"{type(batch).__name__}: {error}",
+        }
+
+
+def _look_at(batch: Any) -> dict[str, Any]:
     leaves, structure = flatten(batch)
     why_not = None
     try:

@@ -48,6 +48,8 @@ def build_record(directory: Path, ending: Ending, *, skip: int = 0) -> RunRecord
     cores = usable_cores() / max(1, len(trained))
     pipelines = [measure_pipelines(rank, cores) for rank in trained]
     ranks = [measure_rank(rank, mine, ending.begin_s) for rank, mine in zip(trained, pipelines, strict=True)]
+    if len(ranks) == 1 and trained[0].meta["ended"] is None and ending.exit_signal is not None:
+        ranks[0]["ended"] = f"killed by {ending.exit_signal}"
     record = RunRecord(
         version=VERSION,
         stretto=version("stretto"),

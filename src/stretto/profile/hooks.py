@@ -9,7 +9,6 @@ as they are: they iterate the loader that they were made from, and that one is w
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,12 +17,9 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from stretto.echo.dataloader import EchoDataLoader
 from stretto.echo.loader import EchoLoader
-from stretto.profile.iteration import is_busy
+from stretto.profile.iteration import is_inside, is_upstream, without_our_frames
 from stretto.profile.meter import Meter
 from stretto.profile.worker import WorkerSpec, time_fetcher, timed_init
-
-UPSTREAM_THREAD = "stretto-upstream"
-"""The thread in which an EchoLoader iterates the loader it wraps."""
 
 
 class Hooks:
@@ -88,21 +84,35 @@ class Hooks:
             return
         for name, wrap in (("__iter__", self._timed_iter), ("_get_iterator", self._timed_workers)):
             if (original := vars(owner).get(name)) is not None:
+                if name == "__iter__" and owner.__module__.startswith(("torch.", "torchdata.")):
+                    wrap = self._timed_iter_of_torch  # noqa: PLW2901
                 self._originals.append((owner, name, original))
                 setattr(owner, name, wrap(original))
 
     def _timed_iter(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         @functools.wraps(original)
         def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807
-            if is_busy(loader) or threading.current_thread().name == UPSTREAM_THREAD:
+            if is_inside(loader):
                 return original(loader)
-            make = original
-            if self._meter.log_of(loader).is_taken and loader.persistent_workers:
-                # The workers it keeps serve the echo: an iteration beside it, for validation say, gets others.
-                make = type(loader)._get_iterator
-            return self._meter.begin(loader, lambda: make(loader), self._override)
+            try:
+                return self._meter.begin(loader, lambda: original(loader), self._override)
+            except BaseException as error:
+                without_our_frames(error)
+                raise
 
         return __iter__
+
+    def _timed_iter_of_torch(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        """As `_timed_iter`. The workers that a loader keeps serve its echo: an iteration beside it gets others."""
+
+        @functools.wraps(original)
+        def make(loader: Any) -> Iterator[Any]:
+            if loader.persistent_workers and not is_upstream() and self._meter.log_of(loader).is_taken:
+                batches: Iterator[Any] = loader._get_iterator()
+                return batches
+            return original(loader)
+
+        return self._timed_iter(make)
 
     def _override(self, loader: Any) -> None:
         """Set the numbers that --workers and --prefetch ask for."""

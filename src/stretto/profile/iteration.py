@@ -174,10 +174,10 @@ class Iteration(Iterator[Any]):
         self.num_given += 1
         self.has_fetched = torch.is_grad_enabled()
         self.fetched_at_update = meter.updates
-        with contextlib.suppress(Exception):  # a batch of the script's own class that does not like to be looked at
-            if len(self.log.looks) < _LOOKS:
-                self.log.looks.append(look_at(batch))
-            if self._source is None:
+        if len(self.log.looks) < _LOOKS:
+            self.log.looks.append(look_at(batch))
+        if self._source is None:
+            with contextlib.suppress(Exception):  # as in look_at
                 self.log.repeats.see(batch, self.number)
         return batch
 

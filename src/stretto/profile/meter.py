@@ -32,6 +32,7 @@ from stretto.profile.rows import RowWriter
 _FLUSH_S = 0.5
 _SAVE_EVERY = 4  # flushes
 _STEPS_OF_TRAINING = 2
+_LOOKS_FOR_OTHERS = 3  # iterations at whose end other optimizers are looked for: 0.1 s each
 NUM_COLUMNS = 8
 
 Source = Callable[[Iteration, list[Iteration]], Iterator[Any] | None]
@@ -66,6 +67,9 @@ class Meter:
         self._logs: list[LoaderLog] = []
         self._active: weakref.WeakSet[Iteration] = weakref.WeakSet()  # a dropped iteration is to end its workers
         self._has_asked = False
+        self._other_optimizers: set[str] = set()
+        self._looks_for_others = _LOOKS_FOR_OTHERS
+        self._ended: str | None = None  # iterations that are dropped later are still recorded
         self._optimizers: dict[str, int] = {}
         self._device = "cpu"
         self._device_clock: DeviceClock | None = None
@@ -145,18 +149,19 @@ class Meter:
         if self._pid != os.getpid() or (self._is_fork and not self._logs and not self._optimizers):
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        ended = "finished"
+        self._ended = "finished"
         if self.was_stopped:
-            ended = f"stopped after {self.updates} updates"
+            self._ended = f"stopped after {self.updates} updates"
         elif error is not None:
-            ended = f"raised {type(error).__name__}: {error}"
+            self._ended = f"raised {type(error).__name__}: {error}"
         elif exit_code:
-            ended = f"exited with code {exit_code}"
-        self.save(ended)
+            self._ended = f"exited with code {exit_code}"
+        self._look_for_others()
+        self.save()
 
-    def save(self, ended: str | None = None) -> None:
+    def save(self) -> None:
         """Write the rows so far, and replace the file of what is known."""
-        if not self._logs and not self._optimizers and ended is None:
+        if not self._logs and not self._optimizers and self._ended is None:
             return
         with self._lock:
             now = time.perf_counter()
@@ -176,9 +181,9 @@ class Meter:
             "torch": torch.__version__,
             "is_worker": torch.utils.data.get_worker_info() is not None,
             "optimizers": list(self._optimizers),
-            "other_optimizers": [] if ended is None or self._has_trained else _other_optimizers(),
+            "other_optimizers": sorted(self._other_optimizers),
             "loaders": [log.to_json() for log in self._logs],
-            "ended": ended,
+            "ended": self._ended,
             "error": self._rows.error,
         }
         path = self.directory / f"rank-{self._pid}.json"
@@ -229,6 +234,10 @@ class Meter:
         if iteration.log.is_training:
             # A loader that fetches ahead, Accelerate's say, has been asked once more before its last update.
             self._has_asked = True
+            iteration.log.realised_factor()  # the script may drop the loader now
+        elif self._looks_for_others and iteration.may_be_echoed:
+            self._looks_for_others -= 1
+            self._look_for_others()
 
     @property
     def device_clock(self) -> DeviceClock | None:
@@ -246,9 +255,10 @@ class Meter:
                 else:
                     self.save()
 
-    @property
-    def _has_trained(self) -> bool:
-        return any(log.is_training for log in self._logs)
+    def _look_for_others(self) -> None:
+        """At the end of an iteration the script's optimizer is surely there, at the end of the process perhaps."""
+        if not any(log.is_training for log in self._logs):
+            self._other_optimizers |= _find_other_optimizers()
 
     def _see_device(self, optimizer: Any) -> None:
         for group in getattr(optimizer, "param_groups", ()):
@@ -267,13 +277,14 @@ def _reference(loader: Any) -> Callable[[], Any]:
         return lambda: loader
 
 
-def _other_optimizers() -> list[str]:
+def _find_other_optimizers() -> set[str]:
     """Classes of living objects that look like optimizers, but are not torch's."""
     found = set()
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith(("torch.", "stretto.")):
+        module = str(getattr(kind, "__module__", ""))  # some classes of C have a descriptor there
+        if issubclass(kind, torch.optim.Optimizer) or module.startswith(("torch.", "stretto.")):
             continue
         if all(callable(getattr(kind, name, None)) for name in ("step", "zero_grad")):
-            found.add(f"{kind.__module__}.{kind.__qualname__}")
-    return sorted(found)
+            found.add(f"{module}.{kind.__qualname__}")
+    return found

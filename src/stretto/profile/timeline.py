@@ -33,6 +33,8 @@ class Timeline:
     step_cpu: FloatArray
     steps: NDArray[np.int64]
     """Optimizer steps before the next fetch."""
+    updates: NDArray[np.int64]
+    """Of them, the updates: 2 where a loader that fetches ahead was asked once more before an epoch's last one."""
     queued: FloatArray
     """Batches that were ready when it was asked for; NaN where unknown."""
     factor: FloatArray
@@ -41,12 +43,14 @@ class Timeline:
     @classmethod
     def empty(cls) -> "Timeline":
         """Without a fetch."""
-        return cls(*(np.array([], int if name in ("loader", "steps") else float) for name in cls.__slots__))
+        return cls(
+            *(np.array([], int if name in ("loader", "steps", "updates") else float) for name in cls.__slots__)
+        )
 
     @property
     def num_updates(self) -> int:
-        """Fetches after which an optimizer stepped before the next one."""
-        return int((self.steps > 0).sum())
+        """Spans from one time that a batch was asked for to the next in which an optimizer stepped."""
+        return int(self.updates.sum())
 
     @property
     def total_s(self) -> float:
@@ -66,9 +70,8 @@ class Timeline:
         at = np.flatnonzero(self.loader == loader)
         mine = self.take(at)
         if 0 < len(at) < len(self.loader):
-            summed = {
-                name: np.add.reduceat(getattr(self, name), at) for name in ("step", "other", "step_cpu", "steps")
-            }
+            names = ("step", "other", "step_cpu", "steps", "updates")
+            summed = {name: np.add.reduceat(getattr(self, name), at) for name in names}
             mine = replace(mine, **summed)
         return mine
 
@@ -124,6 +127,7 @@ def read_timeline(path: Path, training: set[int]) -> Timeline:
         other=np.maximum(0.0, next_begin - close) + foreign,
         step_cpu=np.maximum(0.0, next_cpu - fetches[:, _CPU_END]),
         steps=np.maximum(0, steps),
+        updates=_updates(step_times, begin, end, np.sort(rows[(kinds == Kind.END) & is_ours][:, _BEGIN])),
         queued=np.where(queued >= 0, queued, np.nan),
         factor=_factors(echoes, end),
     )
@@ -143,6 +147,14 @@ def _training_iterations(rows: FloatArray, kinds: NDArray[np.int64], training: s
             found |= fetched
             fetched.clear()
     return found
+
+
+def _updates(steps: FloatArray, begin: FloatArray, end: FloatArray, ends: FloatArray) -> NDArray[np.int64]:
+    """For each fetch the updates before the next one; `ends`: when an iteration was asked and had no more."""
+    asked = np.sort(np.concatenate([begin, ends]))
+    _, first = np.unique(np.searchsorted(asked, steps, side="right"), return_index=True)
+    fetch = np.searchsorted(end, steps[first], side="right") - 1
+    return np.bincount(fetch[fetch >= 0], minlength=len(end)).astype(np.int64)
 
 
 def _closings(
