@@ -45,13 +45,13 @@ def run(
         options = RunOptions(echo=parse_factor(echo), steps=steps, workers=workers, prefetch=prefetch)
         with script_run(command, options) as finished:
             record = finished.record
-            print_report(record, report_console())
             if json_file is not None:
                 write_json(record, json_file)
             if html_file is not None:
                 write_page(record, html_file)
             if trace_file is not None:
                 write_trace(trace_file, events=trace_events(finished.directory))
+            print_report(record, report_console())
     except (ValueError, RuntimeError, OSError) as error:
         fail("run", error, 2)
     raise typer.Exit(end_as(record))
