@@ -70,7 +70,7 @@ def test_batches_that_raise_at_every_look_are_left_as_they_are(done: dict[str, D
         assert said(done[way], "odd")["used"] == ALL + ALL
     only = loader(done["twice"], "Odd")
     assert only["echo"] is None
-    assert only["why_not_echoed"] == "its batches cannot be looked at: Peculiar: getbands is not known"
+    assert only["why_not_echoed"] == "its batches cannot be looked at: Peculiar: ndim is not known"
 
 
 def test_a_loader_without_a_length_is_left_as_it_is_and_the_record_says_why(done: dict[str, Done]) -> None:
@@ -100,3 +100,14 @@ def test_an_echo_of_the_scripts_own_is_measured_and_not_echoed_again(
     assert (own["echo"]["unit"], own["echo"]["factor"]) == (unit, 3)
     assert own["echo"]["uses"] == sum(alone["updates"]) * 4
     assert own["why_not_echoed"] == ("it echoes already" if way == "twice" else None)
+
+
+def test_every_pass_of_an_echoed_loader_without_workers_is_timed(done: dict[str, Done]) -> None:
+    """Also those that the script does not begin itself."""
+    for way in ("measured", "twice"):
+        record = done[way].record
+        assert record is not None
+        stages = [stage for one in done[way].rank["loaders"] for stage in one["stages"]]
+        assert {stage["name"] for stage in stages} == {"read", "collate"}
+        for stage in stages:
+            assert 0 < stage["wall_ms"] < record["seconds"] * 1e3

@@ -130,9 +130,10 @@ class Hooks:
         @functools.wraps(original)
         def _get_iterator(loader: Any) -> Any:
             log = self._meter.log_of(loader)
-            spec = WorkerSpec(str(self._meter.workers_directory()), log.number, log.iterations)
             if get_worker_info() is not None:
                 return original(loader)
+            log.passes += 1
+            spec = WorkerSpec(str(self._meter.workers_directory()), log.number, log.passes)
             given = loader.worker_init_fn
             loader.worker_init_fn = timed_init(spec, given)
             try:

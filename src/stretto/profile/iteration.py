@@ -50,6 +50,8 @@ class LoaderLog:
     description: dict[str, Any]
     batches: int = 0
     iterations: int = 0
+    passes: int = 0
+    """Iterations of its own, also those inside an EchoLoader."""
     steps: int = 0
     """Optimizer steps that followed a fetch."""
     is_training: bool = False
