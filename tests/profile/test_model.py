@@ -134,6 +134,13 @@ def test_a_longer_queue_fills_the_stalls_of_a_store_with_bursts() -> None:
     assert ahead.stall_share == 0
 
 
+def test_receiving_a_batch_takes_the_loop_time_that_no_worker_saves_but_the_thread_of_an_echo() -> None:
+    pipeline = make_pipeline(0.064, 0.010, receive_s=0.002)
+    assert seconds(pipeline) == pytest.approx(0.032)
+    assert seconds(pipeline, num_workers=16) == pytest.approx(0.012)
+    assert seconds(pipeline, factor=4.0) == pytest.approx(0.010)
+
+
 def test_random_times_cost_more_than_their_means() -> None:
     rng = np.random.default_rng(0)
     pipeline = make_pipeline(service_s=rng.exponential(0.010, 1000), step_s=rng.exponential(0.010, 1000))

@@ -181,6 +181,14 @@ def test_what_was_ready_and_what_is_not_known(script: Script) -> None:
     assert np.isnan(queued[2])
 
 
+def test_what_this_process_computed_while_it_waited(script: Script) -> None:
+    epoch = script.iterate(TRAINING)
+    for seconds in (2.0, 4.0):
+        script.fetch(epoch, seconds)
+        script.step(1.0)
+    assert script.read(TRAINING).wait_cpu.tolist() == [1.0, 2.0]  # it computes half of the time
+
+
 def test_a_loader_that_never_trained_has_no_timeline(script: Script) -> None:
     epoch = script.iterate(TRAINING)
     script.fetch(epoch, 1.0)

@@ -85,6 +85,7 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
         step_s=timeline.step,
         step_cpu_s=float(timeline.step_cpu.mean()) if len(timeline.step_cpu) else 0.0,
         first_wait_s=timeline.wait[timeline.is_first],
+        receive_s=_receive_s(loader, timeline),
         transfer_s=loader["transfer_s"],
         batches_per_update=1 / updates_per_batch if updates_per_batch else 1.0,
     )
@@ -97,6 +98,14 @@ def _logs_of(files: RankFiles, loader: dict[str, Any]) -> list[WorkerLog]:
 
 def _can_be_pooled(looks: list[dict[str, Any]]) -> bool:
     return bool(looks) and all(look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks)
+
+
+def _receive_s(loader: dict[str, Any], timeline: Timeline) -> float:
+    is_echoed_around = loader["echo"] is not None and loader["echo"]["unit"] != "workers"
+    receiving = timeline.wait_cpu[~timeline.is_first]
+    if not loader["num_workers"] or is_echoed_around or not len(receiving):  # then it is not receiving alone
+        return 0.0
+    return float(receiving.mean())
 
 
 def _joined(parts: list[FloatArray], order: NDArray[np.int64]) -> FloatArray:

@@ -1,6 +1,6 @@
 """A DataLoader and its consumer with other settings, by simulation over what was measured.
 
-    worker k mod W:  max(issued, free) + service -> ready, in order -> consumer: max(asked, ready) + step
+    worker k mod W:  max(issued, free) + service -> ready, in order -> consumer: max(asked, ready) + receive + step
 
     issued   with W workers and prefetch_factor P, batch k is issued when batch k - W P is taken
     service  computing (times the stretch, below) + waiting + a constant that makes the present come out right
@@ -218,8 +218,8 @@ class Model:
 
     def _simulate(self, settings: Settings, service: FloatArray, step: FloatArray) -> Run:
         if settings.echo_after is None and settings.factor != 1.0:
-            return run_echoed(settings, service, step)
-        run = run_plain(settings, service, step)
+            return run_echoed(settings, service, step, self.pipeline.receive_s)
+        run = run_plain(settings, service, step, self.pipeline.receive_s)
         if settings.echo_after is not None:
             run.factor = settings.max_factor if isinstance(settings.factor, str) else settings.factor
         return run

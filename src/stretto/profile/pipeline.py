@@ -76,6 +76,8 @@ class Pipeline:
     """Mean CPU seconds of this process in one such step."""
     first_wait_s: FloatArray
     """Seconds that each epoch's first batch was waited for: the start of workers, and the first fetch."""
+    receive_s: float = 0.0
+    """Mean CPU seconds of this process in getting a batch from workers: what it takes though the batch is ready."""
     transfer_s: float
     """Mean seconds that moving one batch to the accelerator takes, 0 without one."""
     batches_per_update: float

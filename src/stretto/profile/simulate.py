@@ -46,8 +46,8 @@ class Run:
     """Updates to a batch of the loader's."""
 
 
-def run_plain(settings: Settings, service: FloatArray, step: FloatArray) -> Run:
-    """The loader by itself."""
+def run_plain(settings: Settings, service: FloatArray, step: FloatArray, receive_s: float = 0.0) -> Run:
+    """The loader by itself. To receive a batch from workers takes the loop `receive_s`, ready or not."""
     num_workers = settings.num_workers
     if not num_workers:
         stall, step_s = float(service.mean()), float(step.mean())
@@ -70,12 +70,14 @@ def run_plain(settings: Settings, service: FloatArray, step: FloatArray) -> Run:
         if ready > now:
             stall += ready - now
             now = ready
+        now += receive_s
+        stall += receive_s
         taken[place] = now
         now += steps[k % len(steps)]
     return Run(period_s=(now - begin) / num_measured, stall_s=stall / num_measured, factor=1.0)
 
 
-def run_echoed(settings: Settings, service: FloatArray, step: FloatArray) -> Run:
+def run_echoed(settings: Settings, service: FloatArray, step: FloatArray, receive_s: float = 0.0) -> Run:
     """An EchoLoader around the loader: its thread fetches, so that there is overlap even without workers."""
     num_workers = max(1, settings.num_workers)
     num_outstanding = num_workers * max(1, settings.prefetch_factor)
@@ -95,7 +97,7 @@ def run_echoed(settings: Settings, service: FloatArray, step: FloatArray) -> Run
         room_at = admitted[k % _READY]
         if settings.num_workers:
             ready = max(taken[place], finished[worker]) + services[k % len(services)]
-            last_taken = max(ready, last_taken, room_at)
+            last_taken = max(ready, last_taken, room_at) + receive_s
         else:
             ready = last_taken = max(room_at, last_taken) + services[k % len(services)]
         finished[worker] = ready

@@ -26,6 +26,8 @@ class Timeline:
     """Of its iteration."""
     wait: FloatArray
     """end - begin; on an accelerator the part in which it had nothing to do."""
+    wait_cpu: FloatArray
+    """CPU seconds of this process between begin and end."""
     step: FloatArray
     """From `end` to the next fetch, without foreign iterations; with what of the wait was hidden."""
     other: FloatArray
@@ -123,6 +125,7 @@ def read_timeline(path: Path, training: set[int]) -> Timeline:
         end=end,
         is_first=is_first,
         wait=seen_by_device,
+        wait_cpu=np.maximum(0.0, fetches[:, _CPU_END] - fetches[:, _CPU_BEGIN]),
         step=np.maximum(0.0, close - end - foreign) + (wait - seen_by_device),
         other=np.maximum(0.0, next_begin - close) + foreign,
         step_cpu=np.maximum(0.0, next_cpu - fetches[:, _CPU_END]),
