@@ -66,18 +66,9 @@ def test_a_module_is_run_as_a_module(
     alone = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=KILL_AFTER_S
     )
-    monkeypatch.setattr(subprocess, "Popen", _without_input(subprocess.Popen))
     record = run_script(command, RunOptions())
     assert capfdbinary.readouterr().out == alone.stdout
     assert record["exit_code"] == 3
-
-
-def _without_input(popen: type) -> type:
-    class Popen(popen):
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, stdin=subprocess.DEVNULL, **kwargs)
-
-    return Popen
 
 
 def test_a_record_holds_both_streams_of_a_tee(capsys: pytest.CaptureFixture[str]) -> None:
