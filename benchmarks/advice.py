@@ -46,8 +46,23 @@ class Lengths:
     """At least; a rate is taken over each of a few windows."""
 
 
-FULL = Lengths(profiled_updates=240, first_updates=40, filling_s=20.0, window_s=1.5)
+FULL = Lengths(profiled_updates=200, first_updates=40, filling_s=30.0, window_s=1.5)
 QUICK = Lengths(profiled_updates=50, first_updates=5, filling_s=0.1, window_s=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a measurement."""
+
+    updates: int
+    seconds: float
+
+
+def rate(windows: list[Window]) -> Spread:
+    """Updates a second, over all windows together, with the slowest and the fastest."""
+    rates = [window.updates / window.seconds for window in windows]
+    total = sum(window.updates for window in windows) / sum(window.seconds for window in windows)
+    return Spread(total, min(rates), max(rates))
 
 
 class Cached(Dataset[Any]):
@@ -79,8 +94,8 @@ class Trial:
             num_kept = job.num_batches * job.batch_size if lengths is FULL else job.batch_size
             self._dataset = stretto.StagedDataset(Cached(before, num_kept), **after.stages)
 
-    def __call__(self) -> list[float]:
-        """Updates a second, over each window."""
+    def __call__(self) -> list[Window]:
+        """What was counted."""
         gc.collect()
         change = self._change
         common: dict[str, Any] = {"batch_size": self._job.batch_size, "num_workers": self._job.num_workers}
@@ -93,11 +108,11 @@ class Trial:
                 return self._rates(around, around.stats)
         return self._rates(DataLoader(self._dataset, **common | change), None)
 
-    def _rates(self, loader: Any, read_stats: Callable[[], stretto.EchoStats] | None) -> list[float]:
+    def _rates(self, loader: Any, read_stats: Callable[[], stretto.EchoStats] | None) -> list[Window]:
         """Windows end with a cycle of fresh batches, or with an epoch."""
         trainer, start_s = Trainer(self._job.step_s), time.perf_counter()
         per_cycle = self._job.num_batches if self._counts_epochs else self._job.cycle
-        rates: list[float] = []
+        windows: list[Window] = []
         since: tuple[float, int] | None = None
         last_cycle = 0
         for number, batch in enumerate(epochs(loader)):
@@ -107,15 +122,15 @@ class Trial:
             if num_fresh // per_cycle != last_cycle:
                 last_cycle = num_fresh // per_cycle
                 if since is not None and now - since[0] >= self._lengths.window_s:
-                    rates.append((number - since[1]) / (now - since[0]))
-                    if len(rates) == _WINDOWS:
+                    windows.append(Window(number - since[1], now - since[0]))
+                    if len(windows) == _WINDOWS:
                         break
                     since = now, number
                 elif since is None and number >= self._lengths.first_updates:
                     is_full = stats is None or stats.resident_items >= self._steady_items
                     since = (now, number) if is_full or now - start_s > self._lengths.filling_s else None
             trainer.step(batch)
-        return rates
+        return windows
 
     @property
     def _items_in_batch(self) -> int:
@@ -146,18 +161,21 @@ def measure(report: Report, name: str, lengths: Lengths) -> None:
     trials = {"as it is": Trial(job, {}, None, lengths)}
     for what, one in advice.items():
         trials[what] = Trial(job, one["change"], one["buffer_items"], lengths)
-    rates: dict[str, list[float]] = {what: [] for what in trials}
+    windows: dict[str, list[Window]] = {what: [] for what in trials}
     for turn in range(report.arguments.rounds):
         for what in trials if turn % 2 == 0 else reversed(trials):
-            rates[what] += trials[what]()
-    now = 1 / (rank["wait_ms"]["mean"] + rank["step_ms"]["mean"]) * 1e3
-    for what, values in rates.items():
-        predicted = advice[what]["updates_per_s"] if what in advice else now
-        assert predicted is not None
-        known = "profiled" if what not in advice else "predicted"
-        report.add(f"{job.title}, {what}: {known} {predicted:.1f}", Spread.of(values), "updates/s")
-        ratios = Spread.of([predicted / value for value in values])
-        bars = {"at_least": 0.9, "at_most": 1.1} if what in advice else {}
+            windows[what] += trials[what]()
+    profiled = 1e3 / (rank["wait_ms"]["mean"] + rank["step_ms"]["mean"])
+    for what, measured in ((what, rate(counted)) for what, counted in windows.items()):
+        known, known_rate, bars = "profiled", float(profiled), {}
+        if what in advice:
+            known, known_rate, bars = (
+                "predicted",
+                advice[what]["updates_per_s"] or 0.0,
+                {"at_least": 0.9, "at_most": 1.1},
+            )
+        report.add(f"{job.title}, {what}: {known} {known_rate:.1f}", measured, "updates/s")
+        ratios = Spread(known_rate / measured.median, known_rate / measured.high, known_rate / measured.low)
         report.add(f"  {known} / measured", ratios, "", **bars)
 
 

@@ -29,7 +29,7 @@ from stretto.profile.hooks import Hooks
 from stretto.profile.meter import Meter
 from stretto.profile.rows import RowWriter
 
-UPDATES = {"light": 800, "slow-fetch": 200, "computing": 800}
+UPDATES = {"light": 600, "slow-fetch": 120, "computing": 600}
 TITLES = {"light": "light loader", "slow-fetch": "starved", "computing": "compute-bound"}
 
 
@@ -149,7 +149,7 @@ def measure_parts(report: Report, scale: int) -> None:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__, rounds=12)
+    arguments = parse_arguments(__doc__, rounds=10)
     report = Report("meter", arguments)
     torch.set_num_threads(1)
     measure_parts(report, 2 if arguments.quick else 100)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 import stretto
 
 B = 8
-STEP_S = 16e-3
+STEP_S = 12e-3
 BURST, STALL_STEPS = 25, 50
 FIRST_UPDATES = 20
 """Updates before the script's clock starts."""
@@ -53,7 +53,7 @@ class Job:
     shard: int | None = None
     """Examples in a shard."""
     open_s: float = 0.0
-    """Seconds that the first read of a shard waits."""
+    """Seconds that one read of a shard waits: in its middle, so that an epoch's first batch is like others."""
     is_composed: bool = False
     """Whether the data set has a `transform`, a Compose of 3, in the place of named stages."""
     step_s: float | None = STEP_S
@@ -83,9 +83,9 @@ class Job:
 
 
 JOBS = {
-    "slow-fetch": Job("slow fetch", num_workers=2, num_batches=96, read_s=12e-3),
-    "slow-decode": Job("slow decode", num_workers=1, num_batches=16, num_decodes=300),
-    "slow-augment": Job("slow augmentation", num_workers=1, num_batches=96, num_rolls=150),
+    "slow-fetch": Job("slow fetch", num_workers=2, num_batches=96, read_s=9e-3),
+    "slow-decode": Job("slow decode", num_workers=1, num_batches=16, num_decodes=220),
+    "slow-augment": Job("slow augmentation", num_workers=1, num_batches=96, num_rolls=110),
     "bursty": Job(
         "bursty store",
         num_workers=1,
@@ -94,7 +94,7 @@ JOBS = {
         shard=BURST * B,
         open_s=STALL_STEPS * STEP_S,
     ),
-    "no-overlap": Job("no overlap", num_workers=0, num_batches=96, read_s=6e-3),
+    "no-overlap": Job("no overlap", num_workers=0, num_batches=96, read_s=4.5e-3),
 }
 UNHURRIED = {
     "light": Job("light loader", num_workers=2, num_batches=1 << 16, batch_size=32, is_composed=True, step_s=5e-3),
@@ -133,7 +133,7 @@ class Transformed(Dataset[Any]):
 
 def read(index: int, *, wait_s: float, shard: int | None, open_s: float) -> bytes:
     """Wait as for a store."""
-    if shard is not None and index % shard == 0:
+    if shard is not None and index % shard == shard // 2:
         time.sleep(open_s)
     if wait_s:
         time.sleep(wait_s)
