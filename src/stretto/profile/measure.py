@@ -57,7 +57,7 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
     logs = _logs_of(files, loader)
     looks = loader["looks"]
     sizes = [look["num_examples"] for look in looks if look["num_examples"] is not None]
-    rows = sorted((log for log in logs if len(log.begin)), key=lambda log: log.begin[0])
+    rows = later_batches(logs)
     order = np.argsort(np.concatenate([log.end for log in rows])) if rows else np.array([], int)
     updates_per_batch = timeline.num_updates / len(timeline.begin) if len(timeline.begin) else 1.0
     return Pipeline(
@@ -94,6 +94,23 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
 def _logs_of(files: RankFiles, loader: dict[str, Any]) -> list[WorkerLog]:
     numbers = {loader["number"], loader["wraps"]}
     return [log for log in files.workers if log.loader in numbers]
+
+
+def later_batches(logs: list[WorkerLog]) -> list[WorkerLog]:
+    """Logs in order of time without the first batch of each worker in an iteration; with it if nothing is left.
+
+    A worker may open files at its first batch. The loop waits for these at an epoch's start, which `wait_s` leaves
+    out, so among the others they would tell of time that nobody waited for.
+    """
+    rows = sorted((log for log in logs if len(log.begin)), key=lambda log: log.begin[0])
+    seen: set[tuple[int, int, int]] = set()
+    later = []
+    for log in rows:
+        worker = log.iteration, log.worker_id, log.pid
+        later.append(log.take(slice(worker not in seen, None)))
+        seen.add(worker)
+    later = [log for log in later if len(log.begin)]
+    return later or rows
 
 
 def _can_be_pooled(looks: list[dict[str, Any]]) -> bool:

@@ -1,7 +1,7 @@
 """Reading what worker.py wrote: a file of rows for each process, iteration and set of stages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,11 @@ class WorkerLog:
     stage_wall_s: FloatArray
     """[batches, stages], for the whole batch. NaN in batches whose stages were not timed; never for "collate"."""
     stage_cpu_s: FloatArray
+
+    def take(self, which: slice) -> "WorkerLog":
+        """Some of the batches."""
+        names = (*COLUMNS, "stage_wall_s", "stage_cpu_s")
+        return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
 def read_worker_logs(directory: str | Path) -> list[WorkerLog]:
