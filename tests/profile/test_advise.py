@@ -157,6 +157,14 @@ def test_slow_starts_of_epochs_are_met_by_workers_that_stay() -> None:
     assert "persistent_workers" not in actions(replace(pipeline, num_epochs=1))
 
 
+def test_an_epochs_first_batch_is_waited_for_once() -> None:
+    pipeline = make_pipeline(
+        0.064, 0.010, num_workers=1, num_epochs=5, num_batches=11, first_wait_s=constant(0.364)
+    )
+    epoch_s = 11 * 0.010 + 10 * 0.054 + 0.364
+    assert find(pipeline, "persistent_workers")["speedup"] == pytest.approx(epoch_s / (epoch_s - 0.3))
+
+
 def test_pinned_memory_is_for_an_accelerator_whose_copies_take_long() -> None:
     pipeline = make_pipeline(0.002, 0.010, device="cuda:0", transfer_s=0.004)
     assert find(pipeline, "pin_memory")["speedup"] == pytest.approx(10 / 8)

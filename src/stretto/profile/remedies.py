@@ -139,7 +139,9 @@ def persistent_workers(model: Model) -> AdviceRecord | None:
         return None
     length = pipeline.num_batches or len(pipeline.step_s) // max(1, pipeline.num_epochs)
     first_s = float(pipeline.first_wait_s.mean())
-    epoch_s, saved_s = length * model.measured_s + first_s, first_s - service_s(model)
+    # Of an epoch's batches all but one are waited for as measured, and the first one longer.
+    epoch_s = length * pipeline.t_down_s + (length - 1) * (model.measured_s - pipeline.t_down_s) + first_s
+    saved_s = first_s - service_s(model)
     if pipeline.num_epochs < 2 or saved_s <= 0 or epoch_s - saved_s <= 1e-9:
         return None
     speedup = epoch_s / (epoch_s - saved_s)
