@@ -1,6 +1,8 @@
 """Files of rows that can be read at any time."""
 
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,28 @@ def test_a_file_ends_at_its_largest_number_of_rows_and_says_so(tmp_path: Path) -
     writer.close()
     assert read_rows(tmp_path / "x.rows")[1].tolist() == [[0], [1], [2]]
     assert writer.error == "it ends at row 3, so as not to fill the disk"
+
+
+def test_a_closed_file_is_continued(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "x.rows", 1, {})
+    for at in range(3):
+        writer.write(at)
+        writer.close()
+    assert read_rows(tmp_path / "x.rows")[1].tolist() == [[0], [1], [2]]
+
+
+def test_a_row_that_finds_no_room_ends_the_recording(tmp_path: Path) -> None:
+    """A limit of the file's size that falls into the second row, as a full disk; later there is room again."""
+    writer = RowWriter(tmp_path / "x.rows", 2, {}, block_rows=1)
+    writer.write(1, 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "x.rows").stat().st_size + 5, hard))
+    writer.write(3, 4)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, before)
+    writer.write(5, 6)
+    writer.close()
+    assert read_rows(tmp_path / "x.rows")[1].tolist() == [[1, 2]]
+    assert writer.error is not None
+    assert "No space left" in writer.error

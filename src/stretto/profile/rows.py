@@ -4,6 +4,7 @@ What has been written can be read at any time, also after the process was killed
 """
 
 import contextlib
+import errno
 import json
 import os
 from array import array
@@ -33,11 +34,11 @@ class RowWriter:
         block_rows: int = 64,
         max_rows: int = MAX_ROWS,
     ) -> None:
-        self.path = path
-        self._num_rows_left = max_rows
         self.error: str | None = None
-        self.num_rows = 0
-        self._header = {**header, "num_columns": num_columns}
+        self._path = path
+        self._max_rows = max_rows
+        self._num_rows = 0
+        self._header = json.dumps({**header, "num_columns": num_columns}).encode() + b"\n"
         self._block = array("d")
         self._block_size = block_rows * num_columns
         self._file: int | None = None
@@ -46,31 +47,34 @@ class RowWriter:
     def write(self, *row: float) -> None:
         """Append a row."""
         assert len(row) == self._num_columns, (len(row), self._num_columns)
-        if self._num_rows_left == 0:
-            self.error = self.error or f"it ends at row {self.num_rows:,}, so as not to fill the disk"
+        if self.error is not None:
             return
-        self._num_rows_left -= 1
-        self.num_rows += 1
+        if self._num_rows == self._max_rows:
+            self.flush()
+            self.error = self.error or f"it ends at row {self._num_rows:,}, so as not to fill the disk"
+            return
+        self._num_rows += 1
         self._block.extend(row)
         if len(self._block) >= self._block_size:
             self.flush()
 
     def flush(self) -> None:
         """Hand what has been written to the operating system."""
-        if not self._block:
+        if not self._block or self.error is not None:
             return
+        block, self._block = self._block, array("d")
+        # The header goes into a new file only: one that was closed is continued.
+        data, self._header = self._header + block.tobytes(), b""
         try:
             if self._file is None:
-                self._file = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                os.write(self._file, json.dumps(self._header).encode() + b"\n")
-            os.write(self._file, self._block.tobytes())
+                self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if os.write(self._file, data) < len(data):  # rows after a part of one could not be read
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.error = str(error)
-            self._num_rows_left = 0
-        del self._block[:]
 
     def close(self) -> None:
-        """Flush, and close the file."""
+        """Flush, and close the file until more is written."""
         self.flush()
         if self._file is not None:
             with contextlib.suppress(OSError):
