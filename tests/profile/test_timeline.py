@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stretto.profile.iteration import Kind
-from stretto.profile.meter import NUM_COLUMNS
+from stretto.profile.iteration import NUM_COLUMNS, Kind
 from stretto.profile.rows import RowWriter
 from stretto.profile.timeline import Timeline, read_timeline
 
@@ -37,8 +36,8 @@ class Script:
     def work(self, seconds: float) -> None:
         self.now += seconds
 
-    def end(self, iteration: tuple[int, int]) -> None:
-        self._write(Kind.END, *iteration, 0.0, 0)
+    def end(self, iteration: tuple[int, int], kind: Kind = Kind.END) -> None:
+        self._write(kind, *iteration, 0.0, 0)
 
     def read(self, *training: int) -> Timeline:
         self._rows.close()
@@ -196,3 +195,62 @@ def test_a_loader_that_never_trained_has_no_timeline(script: Script) -> None:
     assert len(timeline.begin) == 0
     assert timeline.total_s == 0
     assert timeline.num_updates == 0
+
+
+def test_loaders_that_follow_each_other_have_each_its_own_steps(script: Script) -> None:
+    """A script may make a loader anew for each epoch."""
+    for loader in (TRAINING, OTHER_TRAINING):
+        epoch = script.iterate(loader)
+        for _ in range(2):
+            script.fetch(epoch, 1.0)
+            script.step(2.0)
+        script.end(epoch)
+        script.work(5.0)
+    timeline = script.read(TRAINING, OTHER_TRAINING)
+    for loader in (TRAINING, OTHER_TRAINING):
+        mine = timeline.of(loader)
+        assert mine.step.tolist() == [2.0, 2.0]
+        assert mine.updates.tolist() == mine.steps.tolist() == [1, 1]
+    assert timeline.of(TRAINING).other.tolist() == [0.0, 5.0]
+
+
+def test_what_a_script_does_with_its_iterator_in_hand_after_training_is_no_step(script: Script) -> None:
+    epoch = script.iterate(TRAINING)
+    for _ in range(2):
+        script.fetch(epoch, 1.0)
+        script.step(2.0)
+    script.work(50.0)  # a checkpoint
+    script.end(epoch, Kind.LEFT)
+    assert script.read(TRAINING).step.tolist() == [2.0, 2.0]
+
+
+def test_a_batch_without_a_step_lasts_until_its_iteration_is_left(script: Script) -> None:
+    epoch = script.iterate(TRAINING)
+    script.fetch(epoch, 1.0)
+    script.step(2.0)
+    script.fetch(epoch, 1.0)
+    script.work(0.5)
+    script.end(epoch, Kind.LEFT)
+    assert script.read(TRAINING).step.tolist() == [2.0, 0.5]
+
+
+def test_a_validation_that_goes_on_from_step_to_step_counts_where_it_runs(script: Script) -> None:
+    epoch, check = script.iterate(TRAINING), script.iterate(VALIDATION, with_gradients=False)
+    for _ in range(3):
+        script.fetch(epoch, 1.0)
+        script.step(2.0)
+        script.fetch(check, 0.25)
+        script.work(0.5)
+    script.end(epoch)
+    timeline = script.read(TRAINING)
+    assert timeline.other.tolist() == [0.25] * 3
+    assert timeline.step.tolist() == [2.5] * 3
+
+
+@pytest.mark.parametrize("data", [None, b'{"num_col'])
+def test_a_process_without_rows_has_no_timeline(data: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "rank-1.rows"
+    if data is not None:
+        path.write_bytes(data)
+    timeline = read_timeline(path, {TRAINING})
+    assert len(timeline.begin) == len(timeline.updates) == timeline.num_updates == 0

@@ -34,12 +34,10 @@ def read_ranks(directory: Path, skip: int = 0) -> list[RankFiles]:
     found: list[RankFiles] = []
     for path in sorted(directory.glob("rank-*.json")):
         meta = json.loads(path.read_text(encoding="utf-8"))
-        rows = path.with_suffix(".rows")
         if meta["is_worker"]:
             continue
         training = {loader["number"] for loader in meta["loaders"] if loader["is_training"]}
-        timeline = read_timeline(rows, training) if rows.exists() else Timeline.empty()
-        timeline = timeline.take(slice(skip, None))
+        timeline = read_timeline(path.with_suffix(".rows"), training).take(slice(skip, None))
         workers = read_worker_logs(directory / f"workers-{meta['pid']}")
         found.append(RankFiles(meta, timeline, workers))
     return sorted(found, key=lambda rank: (rank.meta["rank"], rank.meta["pid"]))

@@ -26,14 +26,13 @@ from stretto.echo.loader import EchoLoader
 from stretto.echo.settings import rank_and_world_size
 from stretto.profile.batches import describe_loader, echo_reader
 from stretto.profile.device import DeviceClock
-from stretto.profile.iteration import Iteration, Kind, LoaderLog
+from stretto.profile.iteration import NUM_COLUMNS, Iteration, Kind, LoaderLog
 from stretto.profile.rows import RowWriter
 
 _FLUSH_S = 0.5
 _SAVE_EVERY = 4  # flushes
 _STEPS_OF_TRAINING = 2
 _LOOKS_FOR_OTHERS = 3  # iterations at whose end other optimizers are looked for: 0.1 s each
-NUM_COLUMNS = 8
 
 Source = Callable[[Iteration, list[Iteration]], Iterator[Any] | None]
 

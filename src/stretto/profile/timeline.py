@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.profile.iteration import Kind
+from stretto.profile.iteration import NUM_COLUMNS, Kind
+from stretto.profile.pipeline import FloatArray
 from stretto.profile.rows import read_rows
 
-FloatArray = NDArray[np.float64]
-_KIND, _LOADER, _ITERATION, _BEGIN, _END, _CPU_BEGIN, _CPU_END, _VALUE = range(8)
+_KIND, _LOADER, _ITERATION, _BEGIN, _END, _CPU_BEGIN, _CPU_END, _VALUE = range(NUM_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Timeline:
     end: FloatArray
     is_first: NDArray[np.bool_]
     """Of its iteration."""
+    over: FloatArray
+    """When its iteration was over; infinite if it was not."""
     wait: FloatArray
     """end - begin; on an accelerator the part in which it had nothing to do."""
     wait_cpu: FloatArray
@@ -41,13 +43,6 @@ class Timeline:
     """Batches that were ready when it was asked for; NaN where unknown."""
     factor: FloatArray
     """Realised echoing factor, 1 without."""
-
-    @classmethod
-    def empty(cls) -> "Timeline":
-        """Without a fetch."""
-        return cls(
-            *(np.array([], int if name in ("loader", "steps", "updates") else float) for name in cls.__slots__)
-        )
 
     @property
     def num_updates(self) -> int:
@@ -68,14 +63,20 @@ class Timeline:
         return self.step - hidden
 
     def of(self, loader: int) -> "Timeline":
-        """The fetches of one loader, each with what was done until its next one; waits for others are left out."""
+        """The fetches of one loader, each with what was done until its next one or until its iteration was over.
+
+        Waits for others are left out.
+        """
         at = np.flatnonzero(self.loader == loader)
         mine = self.take(at)
-        if 0 < len(at) < len(self.loader):
-            names = ("step", "other", "step_cpu", "steps", "updates")
-            summed = {name: np.add.reduceat(getattr(self, name), at) for name in names}
-            mine = replace(mine, **summed)
-        return mine
+        if not 0 < len(at) < len(self.loader):
+            return mine
+        # Of those between which an iteration was over, the later ones belong to other loaders' updates.
+        stop = np.minimum(np.append(at[1:], len(self.loader)), np.searchsorted(self.begin, mine.over))
+        bounds = np.ravel([at, np.maximum(stop, at + 1)], order="F")
+        names = ("step", "other", "step_cpu", "steps", "updates")
+        sums = {name: np.add.reduceat(np.append(getattr(self, name), 0), bounds)[::2] for name in names}
+        return replace(mine, **sums)
 
     def take(self, which: Any) -> "Timeline":
         """Some of the fetches."""
@@ -83,13 +84,16 @@ class Timeline:
 
 
 def read_timeline(path: Path, training: set[int]) -> Timeline:
-    """The timeline in the file of one process.
+    """The timeline in the file of one process; without a fetch if that holds no rows.
 
     Args:
         path: the rows.
         training: the numbers of the training loaders.
     """
-    _, rows = read_rows(path)
+    try:
+        _, rows = read_rows(path)
+    except (OSError, ValueError):  # not yet written, or cut in its first line
+        rows = np.empty((0, NUM_COLUMNS))
     rows = rows[np.argsort(rows[:, _END], kind="stable")]
     kinds = rows[:, _KIND].astype(int)
     iterations = _training_iterations(rows, kinds, training)
@@ -105,9 +109,11 @@ def read_timeline(path: Path, training: set[int]) -> Timeline:
             seen.add(number)
             is_first[at] = True
             begin[at] = max(starts.get(number, begin[at]), end[at - 1] if at else -np.inf)
-    close = _closings(rows, kinds, is_ours, begin, end)
-    foreign = _foreign(rows, kinds, is_ours, end, close)
     step_times = rows[kinds == Kind.STEP][:, _END]
+    ends = rows[((kinds == Kind.END) | (kinds == Kind.LEFT)) & is_ours]
+    close = _closings(ends, step_times, begin, end)
+    foreign = _foreign(rows, kinds, is_ours, end, close)
+    over = dict(zip(ends[::-1, _ITERATION], ends[::-1, _BEGIN], strict=True))
     until = np.append(begin[1:], np.inf)
     steps = np.searchsorted(step_times, until, "right") - np.searchsorted(step_times, end, "right")
     wait = end - begin
@@ -124,13 +130,14 @@ def read_timeline(path: Path, training: set[int]) -> Timeline:
         begin=begin,
         end=end,
         is_first=is_first,
+        over=np.array([over.get(number, np.inf) for number in fetches[:, _ITERATION]]),
         wait=seen_by_device,
         wait_cpu=np.maximum(0.0, fetches[:, _CPU_END] - fetches[:, _CPU_BEGIN]),
         step=np.maximum(0.0, close - end - foreign) + (wait - seen_by_device),
         other=np.maximum(0.0, next_begin - close) + foreign,
         step_cpu=np.maximum(0.0, next_cpu - fetches[:, _CPU_END]),
         steps=np.maximum(0, steps),
-        updates=_updates(step_times, begin, end, np.sort(rows[(kinds == Kind.END) & is_ours][:, _BEGIN])),
+        updates=_updates(step_times, begin, end, ends[ends[:, _KIND] == Kind.END][:, _BEGIN]),
         queued=np.where(queued >= 0, queued, np.nan),
         factor=_factors(echoes, end),
     )
@@ -160,38 +167,39 @@ def _updates(steps: FloatArray, begin: FloatArray, end: FloatArray, ends: FloatA
     return np.bincount(fetch[fetch >= 0], minlength=len(end)).astype(np.int64)
 
 
-def _closings(
-    rows: FloatArray, kinds: NDArray[np.int64], is_ours: NDArray[np.bool_], begin: FloatArray, end: FloatArray
-) -> FloatArray:
-    """When what was done with each batch was over: at the next fetch, the iteration's end, or the last row."""
-    if not len(end):
-        return end
-    last = max(rows[-1, _END], end[-1])
-    ends = rows[((kinds == Kind.END) | (kinds == Kind.LEFT)) & is_ours]
-    times = np.sort(np.append(ends[:, _BEGIN], last))
-    over: FloatArray = times[np.minimum(np.searchsorted(times, end), len(times) - 1)]
-    closed: FloatArray = np.maximum(end, np.minimum(over, np.append(begin[1:], np.inf)))
-    return closed
+def _closings(ends: FloatArray, steps: FloatArray, begin: FloatArray, end: FloatArray) -> FloatArray:
+    """When what was done with each batch was over: at the next fetch, or at the end of an iteration.
+
+    Of one that was left with batches still to come the latest step counts as the end: a script may hold its
+    iterator for long after it has trained, or be killed.
+    """
+    ends = ends[np.argsort(ends[:, _BEGIN], kind="stable")]
+    which = np.searchsorted(ends[:, _BEGIN], end)
+    over = np.append(ends[:, _BEGIN], np.inf)[which]
+    has_ended = np.append(ends[:, _KIND] == Kind.END, False)[which]
+    following = np.append(begin[1:], np.inf)[: len(end)]
+    until = np.minimum(over, following)
+    latest = np.append(-np.inf, steps)[np.searchsorted(steps, until, side="right")]
+    left = np.where(latest > end, latest, np.where(np.isfinite(until), until, end))
+    closed: FloatArray = np.where(has_ended | (following <= over) & np.isfinite(following), until, left)
+    return np.maximum(end, closed)
 
 
 def _foreign(
     rows: FloatArray, kinds: NDArray[np.int64], is_ours: NDArray[np.bool_], end: FloatArray, close: FloatArray
 ) -> FloatArray:
     """Seconds of other iterations inside each span [end, close]: validation in the middle of an epoch."""
-    first: dict[float, float] = {}
-    last: dict[float, float] = {}
-    about = np.isin(kinds, [Kind.ITER, Kind.FETCH, Kind.END, Kind.LEFT]) & ~is_ours
-    for row in rows[about]:
-        first.setdefault(row[_ITERATION], row[_BEGIN])
-        last[row[_ITERATION]] = row[_END]
+    spans: dict[tuple[int, float], tuple[float, float]] = {}
+    about = rows[np.isin(kinds, [Kind.ITER, Kind.FETCH, Kind.END, Kind.LEFT]) & ~is_ours]
+    for at, row in zip(np.searchsorted(end, about[:, _BEGIN], side="right") - 1, about, strict=True):
+        if at >= 0:
+            since, _ = spans.get((at, row[_ITERATION]), (row[_BEGIN], 0))
+            spans[at, row[_ITERATION]] = since, min(row[_END], close[at])
     result = np.zeros(len(end))
     reached = -np.inf
-    for number in sorted(first, key=first.__getitem__):
-        since, until = max(first[number], reached), last[number]
+    for (at, _), (since, until) in sorted(spans.items(), key=lambda item: item[1]):
+        result[at] += max(0.0, until - max(since, reached))
         reached = max(reached, until)
-        at = int(np.searchsorted(end, since, side="right")) - 1
-        if at >= 0 and until > since:
-            result[at] += max(0.0, min(until, close[at]) - since)
     return result
 
 
