@@ -112,6 +112,7 @@ class Trial:
         """Windows end with a cycle of fresh batches, or with an epoch."""
         trainer, start_s = Trainer(self._job.step_s), time.perf_counter()
         per_cycle = self._job.num_batches if self._counts_epochs else self._job.cycle
+        window_s = self._lengths.window_s * (3 if self._job.cycle > 1 else 1)  # stalls come at random in an echo
         windows: list[Window] = []
         since: tuple[float, int] | None = None
         last_cycle = 0
@@ -121,7 +122,7 @@ class Trial:
             num_fresh = number if stats is None else stats.fresh_items // self._items_in_batch
             if num_fresh // per_cycle != last_cycle:
                 last_cycle = num_fresh // per_cycle
-                if since is not None and now - since[0] >= self._lengths.window_s:
+                if since is not None and now - since[0] >= window_s:
                     windows.append(Window(number - since[1], now - since[0]))
                     if len(windows) == _WINDOWS:
                         break
