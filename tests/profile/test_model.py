@@ -141,6 +141,12 @@ def test_receiving_a_batch_takes_the_loop_time_that_no_worker_saves_but_the_thre
     assert seconds(pipeline, factor=4.0) == pytest.approx(0.010)
 
 
+def test_without_workers_to_measure_it_by_receiving_a_batch_is_taken_to_cost_a_millisecond() -> None:
+    pipeline = make_pipeline(0.032, 0.010, num_workers=0)
+    assert seconds(pipeline) == pytest.approx(0.042)
+    assert seconds(pipeline, num_workers=16) == pytest.approx(0.011)
+
+
 def test_random_times_cost_more_than_their_means() -> None:
     rng = np.random.default_rng(0)
     pipeline = make_pipeline(service_s=rng.exponential(0.010, 1000), step_s=rng.exponential(0.010, 1000))

@@ -30,6 +30,7 @@ _MAX_SAMPLES = 1024
 _MIN_BATCHES = 512
 _BLOCK = 32
 _ROUNDS = 6  # of the iteration for the stretch
+_RECEIVE_S = 1e-3  # of a batch from a worker, where there are none to measure it by: an assumption
 _SPIKE = 3.0  # times the median, from which on a time is one example's, not the batch's
 
 
@@ -74,6 +75,7 @@ class Model:
         self._step = steps[_blocks(len(steps), max(self._num_batches, len(steps)), rng)]
         self._step_cpu_s = max(0.0, pipeline.step_cpu_s)
         self._seed = seed
+        self._receive_s = pipeline.receive_s if pipeline.overlaps else _RECEIVE_S
         self._overhead_s = 0.0
         self._measure_cores()
         self._present = self._run(self.present)
@@ -218,8 +220,8 @@ class Model:
 
     def _simulate(self, settings: Settings, service: FloatArray, step: FloatArray) -> Run:
         if settings.echo_after is None and settings.factor != 1.0:
-            return run_echoed(settings, service, step, self.pipeline.receive_s)
-        run = run_plain(settings, service, step, self.pipeline.receive_s)
+            return run_echoed(settings, service, step, self._receive_s)
+        run = run_plain(settings, service, step, self._receive_s)
         if settings.echo_after is not None:
             run.factor = settings.max_factor if isinstance(settings.factor, str) else settings.factor
         return run
