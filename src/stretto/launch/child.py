@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import sys
 from typing import NoReturn
 
 from stretto.launch.echoing import Echoing
@@ -17,8 +18,15 @@ def start() -> None:
     echoing = Echoing(options.echo) if options.echo is not None else None
     meter = Meter(directory, max_updates=options.steps, begin_echo=echoing)
     Hooks(meter, num_workers=options.workers, prefetch_factor=options.prefetch).install()
-    atexit.register(meter.finish)
+    atexit.register(lambda: meter.finish(_ending()))
     _finish_before_exit(meter)
+
+
+def _ending(status: int = 0) -> str:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None:
+        return f"raised {type(error).__name__}: {error}"
+    return f"exited with code {status}" if status else "finished"
 
 
 def _finish_before_exit(meter: Meter) -> None:
@@ -27,7 +35,7 @@ def _finish_before_exit(meter: Meter) -> None:
 
     def _exit(status: int) -> NoReturn:
         with contextlib.suppress(Exception):
-            meter.finish(status)
+            meter.finish(_ending(status))
         exit_now(status)
 
     os._exit = _exit

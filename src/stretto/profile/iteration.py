@@ -52,8 +52,6 @@ class LoaderLog:
     iterations: int = 0
     passes: int = 0
     """Iterations of its own, also those inside an EchoLoader."""
-    steps: int = 0
-    """Optimizer steps that followed a fetch."""
     is_training: bool = False
     is_known_to_train: bool = False
     """Recognised in an iteration that may be echoed."""
@@ -172,7 +170,8 @@ class Iteration(Iterator[Any]):
             for since, stall_s in clock.measure(before, begin):
                 meter.note(Kind.STALL, self, since, stall_s)
             if self.num_steps and len(self.log.transfers_s) < _TRANSFERS:
-                self.log.transfers_s.append(clock.time_transfer(batch))
+                with contextlib.suppress(Exception):  # such as no room for a second copy
+                    self.log.transfers_s.append(clock.time_transfer(batch))
         self.num_given += 1
         self.has_fetched = torch.is_grad_enabled()
         self.fetched_at_update = meter.updates

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -52,7 +51,7 @@ class Meter:
     ) -> None:
         self.directory = directory
         self.updates = 0
-        self.was_stopped = False
+        self._was_stopped = False
         self._max_updates = max_updates
         self._begin_echo = begin_echo
         self._lock = threading.RLock()
@@ -116,7 +115,6 @@ class Meter:
             iteration.has_fetched = False
             iteration.num_steps += 1
             log = iteration.log
-            log.steps += 1
             if iteration.num_steps == _STEPS_OF_TRAINING:
                 log.is_training = True
                 log.is_known_to_train |= iteration.may_be_echoed
@@ -143,18 +141,11 @@ class Meter:
             path.mkdir(exist_ok=True)
         return path
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Write what is left, and how the process ended."""
+    def finish(self, ended: str = "finished") -> None:
+        """Write what is left, and how the process ended (`RankRecord.ended`) if not at `max_updates`."""
         if self._pid != os.getpid() or (self._is_fork and not self._logs and not self._optimizers):
             return
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        self._ended = "finished"
-        if self.was_stopped:
-            self._ended = f"stopped after {self.updates} updates"
-        elif error is not None:
-            self._ended = f"raised {type(error).__name__}: {error}"
-        elif exit_code:
-            self._ended = f"exited with code {exit_code}"
+        self._ended = f"stopped after {self.updates} updates" if self._was_stopped else ended
         self._look_for_others()
         self.save()
 
@@ -162,12 +153,15 @@ class Meter:
         """Write the rows so far, and replace the file of what is known."""
         if not self._logs and not self._optimizers and self._ended is None:
             return
-        with self._lock:
-            now = time.perf_counter()
-            for log in self._logs:
-                if (factor := log.realised_factor()) is not None:
-                    self._rows.write(Kind.ECHO, log.number, 0, now, now, 0, 0, factor)
-            self._rows.flush()
+        with self._lock:  # as one: a file that two threads write is none
+            self._save()
+
+    def _save(self) -> None:
+        now = time.perf_counter()
+        for log in self._logs:
+            if (factor := log.realised_factor()) is not None:
+                self._rows.write(Kind.ECHO, log.number, 0, now, now, 0, 0, factor)
+        self._rows.flush()
         rank, world_size = rank_and_world_size()
         if world_size == 1:
             rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -204,7 +198,7 @@ class Meter:
     def check_limit(self, iteration: Iteration) -> None:
         """Raise SystemExit(0) where --steps has been reached."""
         if self._max_updates is not None and self.updates >= self._max_updates and iteration.log.is_training:
-            self.was_stopped = True
+            self._was_stopped = True
             raise SystemExit(0)
 
     def source_for(self, iteration: Iteration) -> Iterator[Any] | None:
