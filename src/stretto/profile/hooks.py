@@ -36,13 +36,11 @@ class Hooks:
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
         self._originals: list[tuple[type, str, Any]] = []
-        self._has_subclass_hook = False
         self._step_hook: Any = None
-        self._is_installed = False
 
     def install(self) -> None:
         """Hook all classes there are and those to come."""
-        self._is_installed = True
+        _installed.append(self)
         pending: list[type] = [DataLoader, EchoLoader]
         seen: set[type] = set()
         while pending:
@@ -53,21 +51,19 @@ class Hooks:
                 pending += owner.__subclasses__()
         self._watch_subclasses()
         self._step_hook = register_optimizer_step_post_hook(self._meter.stepped)
-        os.register_at_fork(after_in_child=self._forked)
 
     def remove(self) -> None:
         """Put the originals back."""
-        self._is_installed = False
+        _installed.remove(self)
         for owner, name, original in reversed(self._originals):
             setattr(owner, name, original)
         self._originals.clear()
-        if self._has_subclass_hook:
-            del DataLoader.__init_subclass__
+        del DataLoader.__init_subclass__
         self._step_hook.remove()
 
-    def _forked(self) -> None:
-        if self._is_installed:
-            self._meter.forked()
+    def forked(self) -> None:
+        """This is a child."""
+        self._meter.forked()
 
     def _watch_subclasses(self) -> None:
         hooks = self
@@ -77,7 +73,6 @@ class Hooks:
             hooks._patch(cls)
 
         DataLoader.__init_subclass__ = classmethod(patch_subclass)  # type: ignore[assignment, arg-type]
-        self._has_subclass_hook = True
 
     def _patch(self, owner: type) -> None:
         if owner.__module__.startswith("accelerate."):
@@ -129,9 +124,9 @@ class Hooks:
     def _timed_workers(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
         def _get_iterator(loader: Any) -> Any:
-            log = self._meter.log_of(loader)
             if get_worker_info() is not None:
                 return original(loader)
+            log = self._meter.log_of(loader)
             log.passes += 1
             spec = WorkerSpec(str(self._meter.workers_directory()), log.number, log.passes)
             given = loader.worker_init_fn
@@ -145,3 +140,14 @@ class Hooks:
             return batches
 
         return _get_iterator
+
+
+_installed: list[Hooks] = []
+
+
+def _after_fork() -> None:
+    for hooks in _installed:
+        hooks.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)  # once: it cannot be undone
