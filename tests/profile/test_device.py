@@ -16,16 +16,14 @@ class Queue:
     def run(self, seconds: float) -> None:
         self.free_at = max(self.free_at, self.now) + seconds
 
-    def event(self) -> "Event":
+    def record(self) -> "Event":
         return Event(self)
 
 
 class Event:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-
-    def record(self) -> None:
-        self.time = max(self._queue.now, self._queue.free_at)
+        self.time = max(queue.now, queue.free_at)
 
     def query(self) -> bool:
         return self.time <= self._queue.now
@@ -41,7 +39,7 @@ def queue() -> Queue:
 
 @pytest.fixture
 def clock(queue: Queue) -> DeviceClock:
-    return DeviceClock(torch.device("cpu"), queue.event, lambda: None)
+    return DeviceClock(torch.device("cpu"), queue.record, lambda: None)
 
 
 def wait(queue: Queue, clock: DeviceClock, seconds: float) -> list[tuple[float, float]]:

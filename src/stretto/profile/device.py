@@ -7,6 +7,7 @@ saw, and a wait that is hidden behind queued kernels is none.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,28 +17,25 @@ from torch.utils import _pytree as pytree
 class DeviceClock:
     """Pairs of events around waits, read when they have completed; nothing here waits for the accelerator."""
 
-    def __init__(self, device: torch.device, make_event: Any, synchronize: Any) -> None:
+    def __init__(self, device: torch.device, record: Callable[[], Any], synchronize: Callable[[], None]) -> None:
         self._device = device
-        self._make_event = make_event
         self._synchronize = synchronize
         self._pending: deque[tuple[float, Any, Any]] = deque()
+        self.mark = record
+        """An event at the present end of the queue."""
 
     @classmethod
     def of(cls, device: torch.device) -> "DeviceClock | None":
         """For a device whose events have times; None where there are none."""
         if device.type != "cuda":
             return None
-        return cls(
-            device,
-            lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            lambda: torch.cuda.synchronize(device),
-        )
 
-    def mark(self) -> Any:
-        """An event at the present end of the queue."""
-        event = self._make_event()
-        event.record()
-        return event
+        def record() -> torch.cuda.Event:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))  # the current device may be another one
+            return event
+
+        return cls(device, record, lambda: torch.cuda.synchronize(device))
 
     def time_transfer(self, batch: Any) -> float:
         """Seconds that copying the batch's tensors to the accelerator takes; it waits, so not for each batch."""
