@@ -122,8 +122,8 @@ def _nothing_recognised(directory: Path, files: list[RankFiles], ending: Ending)
     if ending.exit_signal is not None:
         how = f"the script was killed by {ending.exit_signal}"
     head = f"No training loader was recognised; {how} after {ending.seconds:.1f} s."
-    errors = [path.read_text(encoding="utf-8").splitlines() for path in sorted(directory.glob("error-*.txt"))]
-    if errors:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("error-*.txt"))]
+    if errors := [text.splitlines() for text in texts if text]:  # empty on a full disk
         return (
             head,
             [f"{errors[0][0]}: stretto could not be loaded there: {errors[0][-1]}"],

@@ -3,6 +3,7 @@
 Kept to the standard library and small: most of these processes never import torch.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -15,12 +16,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def _start() -> None:
     try:
         from stretto.launch.child import start
-    except Exception:  # the script must go on
-        directory = os.environ["STRETTO_RUN_DIRECTORY"]
-        with open(os.path.join(directory, f"error-{os.getpid()}.txt"), "w", encoding="utf-8") as file:
-            file.write(f"{sys.executable}\n{traceback.format_exc()}")
-    else:
+
         start()
+    except Exception:  # the script must go on, also one that outlives `stretto run` and its folder
+        path = os.path.join(os.environ["STRETTO_RUN_DIRECTORY"], f"error-{os.getpid()}.txt")
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            file.write(f"{sys.executable}\n{traceback.format_exc()}")
 
 
 class _AfterTorch:
