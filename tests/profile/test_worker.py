@@ -20,7 +20,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stretto import EchoDataLoader, StagedDataset
 from stretto.profile.members import StageClock, find_members, put_back, swap_in
-from stretto.profile.worker import WorkerLog, WorkerSpec, mean_stages, read_worker_logs, time_fetcher
+from stretto.profile.worker import WorkerSpec, time_fetcher
+from stretto.profile.worker_logs import WorkerLog, mean_stages, read_worker_logs
 from tests.echo.transforms import (
     Add,
     AlbuCompose,

@@ -136,14 +136,14 @@ class TensorPool:
         leaves, structure = flatten(batch)
         paths = structure.paths
         if not structure.is_like(self.structure):
-            raise CannotPool(
+            raise CannotPoolError(
                 f"the loader yields batches of different structures: first {self.structure.paths}, "
                 f"now {paths} ({type(batch).__name__}). Make them alike; {_INSTEAD}"
             )
         rows = count_rows(leaves, paths)
         for pool, path, leaf in zip(self._leaves, paths, leaves, strict=True):
             if (found := pool.describe(leaf)) != pool.description:
-                raise CannotPool(
+                raise CannotPoolError(
                     f"the loader yields batches whose leaf {path or 'itself'} changes: first "
                     f"{pool.description}, now {found} a row. Pad them alike; {_INSTEAD}"
                 )
@@ -216,7 +216,7 @@ class BatchList:
         bound by itself.
         """
         if (found := describe(batch)) != self._description:
-            raise CannotPool(
+            raise CannotPoolError(
                 f"the loader yields batches of different structures: first {self._description}, now {found}. "
                 "Make them alike"
             )
@@ -288,20 +288,20 @@ class BatchList:
 Buffer = TensorPool | BatchList
 
 
-class CannotPool(TypeError):
+class CannotPoolError(TypeError):
     """A batch that cannot be taken apart into rows of a pool, or not into rows like those of the first one."""
 
 
 def count_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
-    """The common first dimension of a batch's leaves. Raises CannotPool if there is none."""
+    """The common first dimension of a batch's leaves. Raises CannotPoolError if there is none."""
     if not leaves:
-        raise CannotPool(f"a batch without any tensor cannot be taken apart into examples; {_INSTEAD}")
+        raise CannotPoolError(f"a batch without any tensor cannot be taken apart into examples; {_INSTEAD}")
     for leaf, path in zip(leaves, paths, strict=True):
         problem = why_not_rows(leaf)
         if not problem and len(leaf) != len(leaves[0]):
             problem = f"has {len(leaf)} rows where {paths[0]} has {len(leaves[0])}"
         if problem:
-            raise CannotPool(
+            raise CannotPoolError(
                 f"the batch cannot be taken apart into examples: its leaf {path or 'itself'} {problem}; "
                 f"expected tensors or arrays with one common first dimension. {_INSTEAD}"
             )

@@ -183,7 +183,7 @@ class EchoLoader:
         self._stream.take_over(iterator, position)
 
     def give_up(self) -> tuple[Iterator[Any] | None, Position]:
-        """Stop fetching: the loader's open iterator, for another EchoLoader to take over, and how far it has come."""
+        """Stop fetching: the open iterator, for another EchoLoader to take over, and how far it has come."""
         return self._stream.give_up()
 
     def close(self) -> None:

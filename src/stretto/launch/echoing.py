@@ -9,14 +9,14 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from stretto.echo.buffer import CannotPool
+from stretto.echo.buffer import CannotPoolError
 from stretto.echo.dataloader import EchoDataLoader
 from stretto.echo.factor import Factor
 from stretto.echo.loader import EchoLoader, echo
 from stretto.echo.order import samplers_of
 from stretto.echo.passes import Position
 from stretto.echo.settings import Unit, loader_length
-from stretto.profile.batches import describe_echo
+from stretto.profile.batches import can_be_pooled, describe_echo
 from stretto.profile.iteration import Iteration, LoaderLog, busy
 
 _STEPS_TO_MEASURE = 16  # before the factor of loaders that are iterated together is fixed
@@ -142,11 +142,8 @@ class _Echoed:
         epochs = [getattr(sampler, "epoch", None) for sampler in samplers_of(self._loader)]
         numbers = [epoch for epoch in epochs if isinstance(epoch, int)]
         position = Position(max([iteration.log.iterations - 1, *numbers]), iteration.num_given)
-        looks = iteration.log.looks
-        can_be_pooled = is_alone and all(
-            look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks
-        )
-        self._open("example" if can_be_pooled else "batch", iteration.batches, position)
+        is_pooled = is_alone and can_be_pooled(iteration.log.looks)
+        self._open("example" if is_pooled else "batch", iteration.batches, position)
 
     def _open(self, unit: Unit, batches: Iterator[Any], position: Position) -> None:
         rows = self._log.looks[0]["num_examples"] if unit == "example" else 1
@@ -170,7 +167,7 @@ class _Echoed:
         try:
             with busy(self._echo):
                 return next(self._batches)
-        except CannotPool:
+        except CannotPoolError:
             # Batches that differ too much for a pool of examples are repeated as they are from here on.
             batches, position = self._echo.give_up()
             self._echo.close()

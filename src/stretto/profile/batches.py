@@ -57,7 +57,7 @@ def echo_reader(loader: Any) -> Callable[[], dict[str, Any] | None] | None:
 def describe_echo(
     loader: EchoLoader | EchoDataLoader, unit: str, factor: Factor, began_at_update: int
 ) -> dict[str, Any]:
-    """An EchoRecord (schema.py), with the seconds that went into drawing."""
+    """An EchoRecord (schema.py)."""
     stats = loader.stats()
     return {
         "unit": unit,
@@ -96,6 +96,11 @@ def _look_at(batch: Any) -> dict[str, Any]:
         [str(getattr(leaf, "dtype", type(leaf).__name__)), *getattr(leaf, "shape", ())[1:]] for leaf in leaves
     ]
     return {"num_examples": num_examples, "num_bytes": count_bytes(batch), "shapes": shapes, "why_not": why_not}
+
+
+def can_be_pooled(looks: list[dict[str, Any]]) -> bool:
+    """Whether batches that were looked at can be taken apart into examples, all of one shape."""
+    return bool(looks) and all(look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks)
 
 
 def _first_length(leaves: list[Any]) -> int | None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.profile.pipeline import Pipeline, Stage
+from stretto.profile.batches import can_be_pooled
+from stretto.profile.pipeline import FloatArray, Pipeline, Stage
 from stretto.profile.schema import LoaderRecord, Percentiles, RankRecord, StageRecord, Window
-from stretto.profile.timeline import FloatArray, Timeline, read_timeline
-from stretto.profile.worker import WorkerLog, mean_stages, read_worker_logs
+from stretto.profile.timeline import Timeline, read_timeline
+from stretto.profile.worker_logs import WorkerLog, mean_stages, read_worker_logs
 
 _WINDOWS = 120
 _BATCHES_IN_WINDOW = 4
@@ -71,7 +72,7 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
         num_batches=loader["length"],
         num_examples=loader["num_examples"],
         num_epochs=loader["iterations"],
-        can_be_echoed_by_example=_can_be_pooled(looks),
+        can_be_echoed_by_example=can_be_pooled(looks),
         echo_factor=max(1.0, loader["echo"]["realised"]) if loader["echo"] else 1.0,
         cores=cores,
         device=files.meta["device"],
@@ -109,10 +110,6 @@ def later_batches(logs: list[WorkerLog]) -> list[WorkerLog]:
         seen.add(worker)
     later = [log for log in later if len(log.begin)]
     return later or rows
-
-
-def _can_be_pooled(looks: list[dict[str, Any]]) -> bool:
-    return bool(looks) and all(look["why_not"] is None and look["shapes"] == looks[0]["shapes"] for look in looks)
 
 
 def _receive_s(loader: dict[str, Any], timeline: Timeline) -> float:

@@ -153,7 +153,7 @@ def _measure(
     loader: Iterable[Any], step: Callable[[Any], Any], updates: int, warmup: int, directory: Path
 ) -> Profile:
     first_s, second_s = _read_twice(loader)
-    upstream_s = _upstream_alone(loader, min(updates, _MOST_ALONE), min(warmup, _MOST_ALONE))
+    upstream_s = _upstream_alone(loader, min(updates + warmup, _MOST_ALONE))
     meter = Meter(directory)
     hooks = Hooks(meter)
     ending = Ending(command=[*sys.orig_argv], options={"updates": updates, "warmup": warmup})
@@ -209,20 +209,19 @@ def _step_alone(batch: Any, step: Callable[[Any], Any], num_batches: int) -> flo
     return total_s / num_batches
 
 
-def _upstream_alone(loader: Iterable[Any], num_batches: int, warmup: int) -> float:
-    """Mean seconds of a batch from the loader alone, without the start of each pass."""
+def _upstream_alone(loader: Iterable[Any], num_batches: int) -> float:
+    """Mean seconds of a batch from the loader alone, without the start of passes that have more than one."""
     total_s, num_done = 0.0, 0
-    for _ in range(num_batches + warmup + 1):  # passes, if each gave but one batch
+    while num_done < num_batches:
+        begin = time.perf_counter()
         batches = iter(loader)
         if next(batches, batches) is batches:
             raise ValueError("the loader is empty: a pass had no batch. Expected at least one")
-        begin = time.perf_counter()
-        num = sum(1 for _ in itertools.islice(batches, num_batches + warmup - num_done))
-        total_s += time.perf_counter() - begin
-        num_done += num
-        if num_done >= num_batches + warmup or not num:
-            break
-    return total_s / num_done if num_done else 0.0
+        started = time.perf_counter()
+        num = sum(1 for _ in itertools.islice(batches, num_batches - num_done))
+        total_s += time.perf_counter() - (started if num else begin)
+        num_done += num or 1
+    return total_s / num_done
 
 
 class _Twice(Dataset[Any]):

@@ -2,7 +2,8 @@
 
     loader.worker_init_fn = timed_init(spec, original)    while workers start: they time the fetchers torch makes
     time_fetcher(iterator._dataset_fetcher, spec, -1)     without workers
-    read_worker_logs(directory)                           what they wrote, also while they run
+
+What they wrote can be read while they run (worker_logs.py).
 
 A fetcher stays the object that torch made and gets a subclass's `fetch`, so the data set, its iterator and
 `get_worker_info().dataset` are the script's own; for the length of a fetch the members of its transforms are timed
@@ -34,9 +35,7 @@ from stretto.echo.workers.parts import Echoed
 from stretto.profile.items import NUM_HASHED, NUM_HASHED_ITERATIONS, RandomWatch, item_bytes, item_hash
 from stretto.profile.members import COLLATE, READ, Members, StageClock, find_members, put_back, swap_in, switch_s
 from stretto.profile.rows import RowWriter
-from stretto.profile.worker_logs import COLUMNS, WorkerLog, mean_stages, read_worker_logs
-
-__all__ = ["WorkerLog", "WorkerSpec", "mean_stages", "read_worker_logs", "time_fetcher", "timed_init"]
+from stretto.profile.worker_logs import COLUMNS
 
 _ALWAYS_TIMED = 2
 _SHARE = 0.005

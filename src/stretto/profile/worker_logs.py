@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stretto.profile.members import COLLATE
-from stretto.profile.pipeline import Stage
+from stretto.profile.pipeline import FloatArray, Stage
 from stretto.profile.rows import read_rows
-
-FloatArray = NDArray[np.float64]
 
 COLUMNS = ("begin", "end", "cpu_s", "core_wait_s", "num_examples", "num_bytes")
 """Of a row; then follow wall and CPU seconds of each stage."""
