@@ -25,8 +25,8 @@ class Part:
 
 def take_apart(transform: Any) -> list[Part]:
     """The members to call in order, or the transform itself as the only part."""
-    if _is_albumentations(transform):
-        if _is_plain_albumentations(transform) and transform.main_compose:
+    if is_albumentations(transform):
+        if is_plain_albumentations(transform) and transform.main_compose:
             return _albumentations_parts(transform, [])
         return [Part(name_of(transform), transform)]
     return _positional_parts(transform)
@@ -41,19 +41,19 @@ def name_of(function: Any) -> str:
 
 
 def _positional_parts(transform: Any) -> list[Part]:
-    if _is_plain_monai(transform):
+    if is_plain_monai(transform):
         # Its own way to run one member keeps map_items, log_stats and the errors as they are.
         return [
             Part(name_of(member), functools.partial(transform, start=at, end=at + 1))
             for at, member in enumerate(transform.transforms)
         ]
-    if _is_loop(transform):
+    if is_loop(transform):
         members = transform if isinstance(transform, nn.Sequential) else transform.transforms
         return [part for member in members for part in _positional_parts(member)]
     return [Part(name_of(transform), transform)]
 
 
-def _is_loop(transform: Any) -> bool:
+def is_loop(transform: Any) -> bool:
     """Whether calling it passes the example through its members and does nothing else."""
     if isinstance(transform, nn.Module):
         hooks = (transform._forward_hooks, transform._forward_pre_hooks, transform._backward_hooks)
@@ -72,7 +72,8 @@ def _is_loop(transform: Any) -> bool:
     )
 
 
-def _is_plain_monai(transform: Any) -> bool:
+def is_plain_monai(transform: Any) -> bool:
+    """Whether it is MONAI's Compose with nothing but members to call."""
     if not (_has_members(transform) and hasattr(transform, "map_items") and _code(transform)[0] == "Compose"):
         return False
     if not {"start", "end"} <= inspect.signature(type(transform).__call__).parameters.keys():
@@ -80,7 +81,8 @@ def _is_plain_monai(transform: Any) -> bool:
     return getattr(transform, "lazy", None) is False and getattr(transform, "unpack_items", None) is False
 
 
-def _is_albumentations(transform: Any) -> bool:
+def is_albumentations(transform: Any) -> bool:
+    """Whether it is one of Albumentations' compositions."""
     return all(hasattr(transform, name) for name in ("transforms", "py_random", "random_generator", "p"))
 
 
@@ -91,7 +93,8 @@ _ALBUMENTATIONS_SETTINGS = {
 }
 
 
-def _is_plain_albumentations(compose: Any) -> bool:
+def is_plain_albumentations(compose: Any) -> bool:
+    """Whether it is Albumentations' Compose with nothing but members to call and checks."""
     return (
         type(compose).__name__ == "Compose"
         and vars(compose).keys() <= _ALBUMENTATIONS_SETTINGS
@@ -106,7 +109,7 @@ def _albumentations_parts(compose: Any, checks: list[Callable[[dict[str, Any]], 
     parts: list[Part] = []
     checks = [*checks, compose.preprocess]
     for member in compose.transforms:
-        if _is_albumentations(member) and _is_plain_albumentations(member):
+        if is_albumentations(member) and is_plain_albumentations(member):
             parts += _albumentations_parts(member, checks)
         else:
             function = _Checked(checks, member) if checks else member

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 _LARGE = 1000
-_DEEP = 20
-_WITHOUT_PARTS = (
+MAX_DEPTH = 20
+"""Of references that are followed."""
+WITHOUT_PARTS = (
     type,
     ModuleType,
     str,
@@ -36,8 +37,10 @@ _WITHOUT_PARTS = (
     np.ndarray,
     np.generic,
 )
+"""Types that hold no generator."""
 _seed_mersenne = _random.Random.seed
-_GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
+GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
+"""The module-level generators of each library."""
 
 
 class HeldGenerators:
@@ -45,7 +48,7 @@ class HeldGenerators:
 
     def __init__(self, functions: Iterable[Callable[..., Any]]) -> None:
         self._seeders: list[Callable[[int], object]] = []
-        self._seen: dict[int, Any] = {id(generator): generator for generator in _GLOBAL}
+        self._seen: dict[int, Any] = {id(generator): generator for generator in GLOBAL_GENERATORS}
         for function in functions:
             self._visit(function, 0)
         self._seen.clear()
@@ -60,15 +63,15 @@ class HeldGenerators:
             seeder(key)
 
     def _visit(self, value: Any, depth: int) -> None:
-        if value is None or isinstance(value, _WITHOUT_PARTS) or id(value) in self._seen or depth > _DEEP:
+        if value is None or isinstance(value, WITHOUT_PARTS) or id(value) in self._seen or depth > MAX_DEPTH:
             return
         self._seen[id(value)] = value  # kept, so that no other object gets its id
-        seeder = _seeder(value)
+        seeder = seeder_of(value)
         if seeder is not None:
             self._seeders.append(seeder)
             return
         _share(value)
-        for part in _parts(value):
+        for part in parts_of(value):
             self._visit(part, depth + 1)
 
 
@@ -93,7 +96,7 @@ _INCREMENT = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def _seeder(value: Any) -> Callable[[int], object] | None:
+def seeder_of(value: Any) -> Callable[[int], object] | None:
     """How to seed `value` with 64 bits, if it is a generator."""
     if type(value) is random.Random:
         return functools.partial(seed_random, value)
@@ -136,7 +139,7 @@ def _seed_bits(bits: Any, key: int) -> None:
     bits.state = type(bits)(key).state
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def parts_of(value: Any) -> Iterable[Any]:
     """What `value` refers to, in an order that is the same in every process."""
     if isinstance(value, dict):
         return value.values() if len(value) <= _LARGE else ()

@@ -59,11 +59,16 @@ class KeyedRandomness:
     def seed(self, *words: int, key: int = 0) -> None:
         """Set all generators to the state that follows from `words`, each to its own; `key` as for `derive_key`."""
         assert self._saved, "seed() outside of `with`"
-        if self._held is None:
-            self._held = HeldGenerators(self._functions)
+        held = self.held()
         key = derive_key(*words, key=key)
         # From 64 bits torch's generator and NumPy's take 32 each, and equal ones would make equal numbers.
         torch.default_generator.manual_seed(key)
         np.random.seed(key >> 32)
         seed_random(random._inst, key)
-        self._held.seed(key)
+        held.seed(key)
+
+    def held(self) -> HeldGenerators:
+        """The generators that the functions hold, looked for once."""
+        if self._held is None:
+            self._held = HeldGenerators(self._functions)
+        return self._held

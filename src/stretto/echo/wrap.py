@@ -33,7 +33,7 @@ def stages_of(dataset: Any) -> dict[str, Callable[[Any], Any]]:
     stages: dict[str, Callable[[Any], Any]] = {"read": Read(shadow, copies)}
     for step in steps:
         step.fills = step is steps[-1]
-        stages[_unique(step.part.name, stages)] = step
+        stages[unique_name(step.part.name, stages)] = step
     return stages
 
 
@@ -239,7 +239,8 @@ def _seen_class(transform: Any) -> type:
     return type(transform) if hasattr(transform, "transforms") else StandIn
 
 
-def _unique(name: str, taken: Container[str]) -> str:
+def unique_name(name: str, taken: Container[str]) -> str:
+    """The name, or with the first number from 2 on that makes it none of those taken: flip_2."""
     unique, number = name, 1
     while unique in taken:
         number += 1

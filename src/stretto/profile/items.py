@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from stretto.echo.generators import _DEEP, _GLOBAL, _WITHOUT_PARTS, _parts, _seeder
+from stretto.echo.generators import GLOBAL_GENERATORS, MAX_DEPTH, WITHOUT_PARTS, parts_of, seeder_of
 from stretto.echo.tree import count_bytes
 from stretto.profile.rows import read_rows
 
@@ -103,17 +103,17 @@ def _held_by(dataset: Any) -> Iterator[Any]:
     kind = type(dataset)
     methods = [getattr(kind, name, None) for name in ("__iter__", "__getitems__")]
     rest = [(value, 0) for value in [*reversed(methods), dataset]]
-    seen: dict[int, Any] = {id(generator): generator for generator in _GLOBAL}
+    seen: dict[int, Any] = {id(generator): generator for generator in GLOBAL_GENERATORS}
     while rest and len(seen) < _MOST_VISITED:
         value, depth = rest.pop()
-        if value is None or isinstance(value, _WITHOUT_PARTS) or id(value) in seen or depth > _DEEP:
+        if value is None or isinstance(value, WITHOUT_PARTS) or id(value) in seen or depth > MAX_DEPTH:
             continue
         seen[id(value)] = value
-        if _seeder(value) is not None:
+        if seeder_of(value) is not None:
             yield value
             continue
         try:
-            parts = [*_parts(value)]
+            parts = [*parts_of(value)]
         except Exception:
             continue
         rest += [(part, depth + 1) for part in reversed(parts)]

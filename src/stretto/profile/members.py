@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset
 from stretto.echo import compose
 from stretto.echo.stages import StagedDataset
 from stretto.echo.workers.parts import Echoed
-from stretto.echo.wrap import _unique
+from stretto.echo.wrap import unique_name
 
 READ, COLLATE = "read", "collate"
 _SLOTS = ("transform", "transforms", "target_transform")
@@ -259,7 +259,7 @@ class _Search:
             return None
         self._places_seen.add(where)
         if stage is None:
-            name = _unique(name, taken)
+            name = unique_name(name, taken)
             taken.add(name)
             if name not in self.names:
                 self.names.append(name)
@@ -270,10 +270,10 @@ class _Search:
 
 def _leaves(function: Any, container: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
     """The callables that `function` is taken apart into, as `take_apart` does, and where each is."""
-    if compose._is_albumentations(function):
-        is_split = compose._is_plain_albumentations(function) and function.main_compose
+    if compose.is_albumentations(function):
+        is_split = compose.is_plain_albumentations(function) and function.main_compose
     else:
-        is_split = compose._is_plain_monai(function) or compose._is_loop(function)
+        is_split = compose.is_plain_monai(function) or compose.is_loop(function)
     if is_split:
         yield from _members_of(function)
     else:
@@ -290,10 +290,10 @@ def _members_of(function: Any) -> Iterator[tuple[Any, Any, Any]]:
         if isinstance(container, tuple):
             container = _Tuple(vars(function))
     for key, member in members:
-        if compose._is_plain_monai(function):
+        if compose.is_plain_monai(function):
             yield container, key, member
-        elif compose._is_albumentations(function) and compose._is_albumentations(member):
-            if compose._is_plain_albumentations(member):
+        elif compose.is_albumentations(function) and compose.is_albumentations(member):
+            if compose.is_plain_albumentations(member):
                 yield from _members_of(member)
             else:
                 yield container, key, member

@@ -30,7 +30,6 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher, _MapDatasetFetcher
 
-from stretto.echo.generators import HeldGenerators
 from stretto.echo.workers.parts import Echoed
 from stretto.profile.items import NUM_HASHED, NUM_HASHED_ITERATIONS, RandomWatch, item_bytes, item_hash
 from stretto.profile.members import COLLATE, READ, Members, StageClock, find_members, put_back, swap_in, switch_s
@@ -196,7 +195,9 @@ class _Recorder:
 
     def _find(self) -> None:
         if isinstance(self._dataset, Echoed):
-            _prepare_randomness(self._dataset)
+            # Now, not at its first batch, through timed members and in another order.
+            self._dataset.parts.reading.held()
+            self._dataset.parts.finishing.held()
         try:
             self._members = find_members(self._dataset)
         except Exception:  # a class of the script's that does not like to be looked at
@@ -353,16 +354,6 @@ class _Recorder:
             if self._items is not None:
                 self._items.close()
             self._core_wait.close()
-
-
-def _prepare_randomness(dataset: Any) -> None:
-    """Have an EchoDataLoader's data set look for held generators before any member is a timed one.
-
-    It would do so at its first batch, and then find some through the timed members and in another order.
-    """
-    for randomness in (dataset.parts.reading, dataset.parts.finishing):
-        if randomness._held is None:
-            randomness._held = HeldGenerators(randomness._functions)
 
 
 class _CoreWait:
