@@ -92,7 +92,7 @@ def test_one_batch_again_and_again_is_found() -> None:
     for _ in range(10):
         repeats.see(batch, 1)
     (finding,) = repeats.findings()
-    assert finding.startswith("9 of 10 batches looked at had been served before in a row in the same epoch")
+    assert finding.startswith("3 of 4 batches looked at had been served before in a row in the same epoch")
 
 
 def test_the_same_batches_in_the_next_epoch_are_no_repeats() -> None:
@@ -101,12 +101,12 @@ def test_the_same_batches_in_the_next_epoch_are_no_repeats() -> None:
         for at in range(10):
             repeats.see(torch.arange(9.0) + at, epoch)
     assert repeats.findings() == []
-    assert repeats.num_seen == 30
+    assert repeats.num_seen == 3 * 4  # the first ones of each
 
 
 def test_a_single_chance_repeat_is_no_finding() -> None:
     repeats = Repeats()
-    for at in [*range(20), 0]:
+    for at in [0, 1, 2, 0]:
         repeats.see(torch.arange(9.0) + at, 1)
     assert repeats.num_repeated == 1
     assert repeats.findings() == []

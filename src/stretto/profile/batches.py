@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset
 
@@ -19,8 +20,9 @@ from stretto.echo.settings import loader_length
 from stretto.echo.tree import count_bytes, flatten
 
 _SAMPLE = 64  # values of a leaf that are hashed
-_ALWAYS = 256  # fetches of an iteration that are hashed
-_EVERY = 16  # then one in so many
+_LEAVES = 2  # of a batch
+_ALWAYS = 4  # fetches of an iteration that are hashed
+_EVERY = 64  # then two in a row of so many
 
 
 def describe_loader(loader: Any) -> dict[str, Any]:
@@ -157,20 +159,23 @@ def digest_of(batch: Any) -> bytes | None:
     digest = hashlib.blake2b(digest_size=8)
     varies = False
     leaves, _ = pytree.tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
-    for leaf in leaves[:4]:
-        if isinstance(leaf, torch.Tensor):
-            if leaf.device.type != "cpu" or leaf.layout != torch.strided or not leaf.numel():
-                continue
-            values = leaf.detach().reshape(-1) if leaf.is_contiguous() else leaf.detach().flatten()
-            sample = values[:: max(1, len(values) // _SAMPLE)]
-            if sample.dtype == torch.bfloat16:
-                sample = sample.view(torch.int16)
-            array: Any = sample.numpy()
-        elif isinstance(leaf, np.ndarray) and leaf.dtype != object and leaf.size:
-            array = leaf.reshape(-1)[:: max(1, leaf.size // _SAMPLE)]
-        else:
+    for leaf in leaves[:_LEAVES]:
+        array = _array_of(leaf)
+        if array is None or not array.size:
             continue
-        data = np.ascontiguousarray(array).tobytes()
+        data = array.flat[:: max(1, array.size // _SAMPLE)].tobytes()
         varies |= data.count(data[: array.itemsize]) * array.itemsize < len(data)
         digest.update(data)
     return digest.digest() if varies else None
+
+
+def _array_of(leaf: Any) -> NDArray[Any] | None:
+    """The numbers of a leaf where they are, without torch's operations, each of which costs more than the hash."""
+    if isinstance(leaf, np.ndarray):
+        return None if leaf.dtype == object else leaf
+    if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu" or leaf.layout != torch.strided:
+        return None
+    if leaf.requires_grad:
+        leaf = leaf.detach()
+    array: NDArray[Any] = (leaf.view(torch.int16) if leaf.dtype == torch.bfloat16 else leaf).numpy()
+    return array

@@ -63,7 +63,7 @@ class Meter:
         self._pid = os.getpid()
         self._rows = RowWriter(self.directory / f"rank-{self._pid}.rows", NUM_COLUMNS, {"pid": self._pid})
         self._logs: list[LoaderLog] = []
-        self._active: weakref.WeakSet[Iteration] = weakref.WeakSet()  # a dropped iteration is to end its workers
+        self._active: tuple[weakref.ref[Iteration], ...] = ()  # a dropped iteration is to end its workers
         self._has_asked = False
         self._other_optimizers: set[str] = set()
         self._looks_for_others = _LOOKS_FOR_OTHERS
@@ -109,8 +109,9 @@ class Meter:
             self._optimizers[name] = len(self._optimizers)
             self._see_device(optimizer)
         is_update, self._has_asked = self._has_asked, False
-        for iteration in list(self._active):
-            if not iteration.has_fetched:
+        for reference in self._active:
+            iteration = reference()
+            if iteration is None or not iteration.has_fetched:
                 continue
             iteration.has_fetched = False
             iteration.num_steps += 1
@@ -206,9 +207,10 @@ class Meter:
         if self._begin_echo is None or not (iteration.log.is_known_to_train and iteration.may_be_echoed):
             return None
         together = {iteration.log: iteration}
-        for one in list(self._active):
-            is_in_use = self.updates - one.fetched_at_update <= 1
-            if one.log.is_known_to_train and one.may_be_echoed and is_in_use:
+        for reference in self._active:
+            one = reference()
+            is_in_use = one is not None and self.updates - one.fetched_at_update <= 1
+            if one is not None and one.log.is_known_to_train and one.may_be_echoed and is_in_use:
                 together.setdefault(one.log, one)
         return self._begin_echo(iteration, list(together.values()))
 
@@ -219,11 +221,14 @@ class Meter:
 
     def entered(self, iteration: Iteration) -> None:
         """It may yield."""
-        self._active.add(iteration)
+        with self._lock:
+            self._active = (*self._active, weakref.ref(iteration))
 
     def ended(self, iteration: Iteration) -> None:
         """It yields nothing any more."""
-        self._active.discard(iteration)
+        with self._lock:  # one that is being dropped has no references any more
+            kept = [reference for reference in self._active if reference() not in (None, iteration)]
+            self._active = tuple(kept)
         if iteration.log.is_training:
             # A loader that fetches ahead, Accelerate's say, has been asked once more before its last update.
             self._has_asked = True
