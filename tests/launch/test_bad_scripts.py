@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from stretto.launch.options import RunOptions, parse_factor
-from stretto.launch.parent import run_script
+from stretto.launch.parent import run_script, script_run
 from stretto.profile.schema import RunRecord
 from tests.launch.running import SCRIPTS
 
@@ -14,7 +14,8 @@ MODES = ["crash", "no_loader", "no_optimizer", "foreign", "anew"]
 
 
 def run_bad(mode: str) -> RunRecord:
-    return run_script([sys.executable, str(SCRIPTS / "bad.py"), mode], RunOptions(), tee=lambda piece: None)
+    with script_run([sys.executable, str(SCRIPTS / "bad.py"), mode], RunOptions(), capture=True) as run:
+        return run.record
 
 
 @pytest.fixture(scope="module")

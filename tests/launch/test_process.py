@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stretto.launch.options import RunOptions
-from stretto.launch.parent import run_script
+from stretto.launch.parent import run_script, script_run
 from tests.launch.running import KILL_AFTER_S, SCRIPTS, STRETTO_RUN, environment, stretto_run
 
 SEES = str(SCRIPTS / "sees.py")
@@ -71,12 +71,11 @@ def test_a_module_is_run_as_a_module(
     assert record["exit_code"] == 3
 
 
-def test_a_record_holds_both_streams_of_a_tee(capsys: pytest.CaptureFixture[str]) -> None:
-    pieces: list[bytes] = []
-    code = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
-    run_script([sys.executable, "-c", code], RunOptions(), tee=pieces.append)
-    assert sorted(b"".join(pieces).split()) == [b"err", b"out"]
-    assert capsys.readouterr() == ("out\n", "err\n")
+def test_a_run_that_is_captured_holds_both_streams_in_their_order(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print('out', flush=True); print('err', file=sys.stderr, flush=True); print('end')"
+    with script_run([sys.executable, "-c", code], RunOptions(), capture=True) as run:
+        assert run.output == "out\nerr\nend\n"
+    assert capfd.readouterr() == ("", "")
 
 
 def start(mode: str, folder: Path) -> "subprocess.Popen[str]":

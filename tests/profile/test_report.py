@@ -7,8 +7,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from stretto.console import console as open_console
 from stretto.profile import view
-from stretto.profile.report import print_report, report_console
+from stretto.profile.report import print_report
 from stretto.profile.schema import RunRecord
 from tests.profile import records
 
@@ -112,7 +113,7 @@ def test_a_narrow_terminal_loses_no_advice_and_no_part() -> None:
 
 def test_without_a_terminal_there_are_no_codes_and_120_columns() -> None:
     file = io.StringIO()
-    console = report_console(file)
+    console = open_console(file)
     assert console.width == 120
     print_report(records.straggling(), console)
     assert "\x1b" not in file.getvalue()

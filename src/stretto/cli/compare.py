@@ -1,5 +1,6 @@
 """`stretto compare`: two records of runs, side by side."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stretto.cli.terminal import check_writable, console, fail, write_json
+from stretto.cli.terminal import check_writable, fail, write_json
+from stretto.console import console
 from stretto.profile import view
 from stretto.profile.compare import Comparison, Row, compare, read_record
 
@@ -44,7 +46,7 @@ def compare_records(
 
 
 def _show(found: Comparison, a: Path, b: Path, exceeded_pct: float | None) -> None:
-    terminal = console()
+    terminal = console(sys.stdout)
     terminal.print(Text(found.verdict, style="bold"))
     if exceeded_pct is not None:
         regression = f"{found.slowdown_percent:.1f} % more time per update, at most {exceeded_pct:g} % are allowed."

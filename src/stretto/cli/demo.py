@@ -1,7 +1,7 @@
 """`stretto demo`: a training job starved by a slow object store, with and without data echoing."""
 
-import json
 import signal
+import sys
 import time
 import webbrowser
 from pathlib import Path
@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from stretto.cli.terminal import check_writable, fail, write_json
+from stretto.console import console
 from stretto.demo.conditions import Condition
 from stretto.demo.page import check_installed, write_page
 from stretto.demo.race import Outcome
@@ -20,10 +22,9 @@ from stretto.demo.run import Display, Plan, run
 
 _CHANCE = 10.0  # percent: ten classes
 _PLAIN_EVERY_S = 5.0
-_PLAIN_WIDTH = 120
 
 
-class _Terminal(Display):
+class _Progress(Display):
     """Progress bars on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
@@ -39,7 +40,7 @@ class _Terminal(Display):
         )
         self._last_line_s = 0.0
 
-    def __enter__(self) -> "_Terminal":
+    def __enter__(self) -> "_Progress":
         self._progress.start()
         return self
 
@@ -47,7 +48,7 @@ class _Terminal(Display):
         self._progress.stop()
 
     def say(self, message: str) -> None:
-        self._console.print(message, highlight=False)
+        self._console.print(message)
 
     def begin(self, condition: Condition, seed: int, target: float) -> None:
         name = condition.title if seed == 0 else f"{condition.title} (seed {seed})"
@@ -93,9 +94,7 @@ def demo(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Train from a slow object store to one accuracy: without echoing, and with it at every insertion point."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PLAIN_WIDTH)
+    terminal = console(sys.stdout)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         plan = Plan(
@@ -109,19 +108,17 @@ def demo(
         )
         check_installed()
         for path in (json_file, html_file):
-            if path is not None and not path.resolve().parent.is_dir():
-                raise ValueError(f"{path}: there is no folder {path.resolve().parent}; make it first")
-        with _Terminal(console) as terminal:
-            record = run(plan, terminal)
-        console.print(_table(record))
-        console.print(record["summary"], style="bold", highlight=False)
+            check_writable(path)
+        with _Progress(terminal) as progress:
+            record = run(plan, progress)
+        terminal.print(_table(record))
+        terminal.print(record["summary"], style="bold")
         if json_file is not None:
-            json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_json(record, json_file)
         write_page(record, html_file)
-        console.print(f"Plots: {html_file}", highlight=False)
+        terminal.print(f"Plots: {html_file}")
     except (ValueError, RuntimeError, OSError) as error:
-        Console(stderr=True).print(f"stretto demo: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
+        fail("demo", error, 1)
     if show:
         webbrowser.open(html_file.resolve().as_uri())
 

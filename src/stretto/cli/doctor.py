@@ -1,5 +1,6 @@
 """`stretto doctor`: what of this machine will hurt a training run."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stretto.cli.terminal import check_writable, console, fail, write_json
+from stretto.cli.terminal import check_writable, fail, write_json
+from stretto.console import console
 from stretto.profile.doctor import VERSION, Check, judge, look, torch_is_usable, verdict
 
 
@@ -27,7 +29,7 @@ def doctor(
         checks = judge(facts)
         record = {"version": VERSION, "verdict": verdict(checks), "checks": [asdict(check) for check in checks]}
         if str(json_file) != "-":
-            terminal = console()
+            terminal = console(sys.stdout)
             terminal.print(verdict(checks), style="bold")
             terminal.print(_table(checks))
         if json_file is not None:

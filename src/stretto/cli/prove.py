@@ -1,7 +1,5 @@
 """`stretto prove`: whether the advice makes a script's updates quicker, in pairs of runs without and with it."""
 
-import contextlib
-import os
 import re
 import shlex
 import sys
@@ -14,9 +12,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stretto.cli.terminal import check_writable, console, fail, write_json
+from stretto.cli.terminal import check_writable, fail, write_json
+from stretto.console import console
 from stretto.launch.options import RunOptions, parse_factor
-from stretto.launch.parent import end_as, run_script
+from stretto.launch.parent import end_as, script_run
 from stretto.profile import view
 from stretto.profile.compare import slowest
 from stretto.profile.prove import (
@@ -93,7 +92,7 @@ class _Series:
         self._num_pairs = num_pairs
         self._num_runs = 0
         self._first: RunRecord | None = None
-        self._progress = console(stderr=True)
+        self._progress = console(sys.stderr)
 
     def run(self) -> Iterator[Pair]:
         """The pairs, the order swapped in every second one; none if there is nothing to try."""
@@ -130,14 +129,8 @@ class _Series:
 
     def _run(self, options: RunOptions) -> tuple[RunRecord, float | None]:
         """One run's record and metric. Ends the process as the script did if that failed."""
-        chunks: list[bytes] = []
-        with (
-            open(os.devnull, "w", encoding="utf-8") as nowhere,
-            contextlib.redirect_stdout(nowhere),
-            contextlib.redirect_stderr(nowhere),
-        ):
-            record = run_script(self.command, options, tee=chunks.append)
-        output = b"".join(chunks).decode(errors="replace")
+        with script_run(self.command, options, capture=True) as done:
+            record, output = done.record, done.output
         if record["exit_code"] != 0:
             sys.stderr.write(output)
             self._progress.print(Text("stretto prove: the script failed, so there is no proof.", style="red"))
@@ -156,7 +149,7 @@ class _Series:
 
 
 def _show(proof: Proof | None, pairs: list[Pair], series: _Series) -> None:
-    terminal = console()
+    terminal = console(sys.stdout)
     if proof is None:
         terminal.print(Text(_NOTHING, style="bold"))
         terminal.print(Text(f"{series.why_nothing}"))

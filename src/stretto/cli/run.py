@@ -1,11 +1,13 @@
 """`stretto run`: a training script, unchanged, measured and if asked for echoed."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stretto.cli.terminal import check_writable, fail, write_json
+from stretto.console import console
 
 PASS_ON = {"allow_interspersed_args": False}
 """What follows the program's name is the program's own, with or without a -- before it."""
@@ -33,7 +35,7 @@ def run(
     from stretto.launch.parent import end_as, script_run
     from stretto.plots import check_installed
     from stretto.profile.html.page import write_page
-    from stretto.profile.report import print_report, report_console
+    from stretto.profile.report import print_report
     from stretto.profile.spans import trace_events
     from stretto.profile.trace import write_trace
 
@@ -51,7 +53,7 @@ def run(
                 write_page(record, html_file)
             if trace_file is not None:
                 write_trace(trace_file, events=trace_events(finished.directory))
-            print_report(record, report_console())
+            print_report(record, console(sys.stderr))
     except (ValueError, RuntimeError, OSError) as error:
         fail("run", error, 2)
     raise typer.Exit(end_as(record))

@@ -1,4 +1,4 @@
-"""What the verbs share: a console that is plain without a terminal, errors, files of JSON."""
+"""What the verbs share: errors, files of JSON."""
 
 import json
 import sys
@@ -6,20 +6,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 
-_PLAIN_WIDTH = 120
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Of the standard output or error; without a terminal of a fixed width and plain."""
-    found = Console(stderr=stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+from stretto.console import console
 
 
 def fail(verb: str, error: Exception | str, code: int) -> NoReturn:
     """Print the error and end with the exit code."""
-    console(stderr=True).print(f"stretto {verb}: {error}", style="red", markup=False)
+    console(sys.stderr).print(f"stretto {verb}: {error}", style="red", markup=False)
     raise typer.Exit(code)
 
 

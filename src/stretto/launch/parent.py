@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from stretto.launch.options import RunOptions
 from stretto.profile.build import Ending, build_record
@@ -23,43 +24,45 @@ _FORWARDED = [
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
-Tee = Callable[[bytes], None]
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
-    """A command that has run: its record, and the files that the record was made from."""
+    """A command that has run."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.record: RunRecord
+    record: RunRecord
+    directory: Path
+    """Of the files that the record was made from."""
+    output: str
+    """What it wrote to stdout and stderr, if that was captured."""
 
 
-def run_script(command: list[str], options: RunOptions, *, tee: Tee | None = None) -> RunRecord:
-    """Run `command` and return its record.
+def run_script(command: list[str], options: RunOptions) -> RunRecord:
+    """Run `command` and return its record. See `script_run`."""
+    with script_run(command, options) as run:
+        return run.record
+
+
+@contextmanager
+def script_run(command: list[str], options: RunOptions, *, capture: bool = False) -> Iterator[Run]:
+    """Run `command`; its row files are there until the end of the `with` block.
 
     Args:
         command: such as ["python", "train.py", "--lr", "0.1"]; a .py file is run by this Python, and "python" and
             other programs are looked for where this Python is, then on PATH.
         options: what the hooks do besides measuring.
-        tee: called with each piece of what the command writes to stdout and stderr, which goes on to ours; None
-            hands ours over as they are.
+        capture: keep what the command writes to stdout and stderr, instead of letting it write to ours.
 
     Raises ValueError if there is no such program or script.
     """
-    with script_run(command, options, tee=tee) as run:
-        return run.record
-
-
-@contextmanager
-def script_run(command: list[str], options: RunOptions, *, tee: Tee | None = None) -> Iterator[Run]:
-    """As `run_script`, with the row files there until the end of the `with` block."""
     arguments = _resolve(command)
-    with tempfile.TemporaryDirectory(prefix="stretto-run-") as name:
-        run = Run(Path(name))
+    # Processes that the command left behind may still write into the folder while it is removed.
+    with tempfile.TemporaryDirectory(prefix="stretto-run-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
         ending = Ending(command=command, options=options.to_json())
-        ending.set_status(_run_child(arguments, _environment(run.directory, options), tee))
-        run.record = build_record(run.directory, ending)
-        yield run
+        status, output = _run_child(arguments, _environment(directory, options), capture=capture)
+        ending.set_status(status)
+        yield Run(build_record(directory, ending), directory, output)
 
 
 def _resolve(command: list[str]) -> list[str]:
@@ -94,32 +97,14 @@ def _environment(directory: Path, options: RunOptions) -> dict[str, str]:
     }
 
 
-def _run_child(arguments: list[str], environment: dict[str, str], tee: Tee | None) -> int:
-    """Returns the exit status, the negative of a signal's number where one ended it."""
-    output: Any = None if tee is None else subprocess.PIPE
+def _run_child(arguments: list[str], environment: dict[str, str], *, capture: bool) -> tuple[int, str]:
+    """Returns the exit status, the negative of a signal's number where one ended it, and the captured output."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if capture else {}
     with _Forwarding() as forwarding:
-        child = subprocess.Popen(arguments, env=environment, stdout=output, stderr=output)
+        child = subprocess.Popen(arguments, env=environment, **pipes)
         forwarding.to(child)
-        pipes = [(child.stdout, sys.stdout), (child.stderr, sys.stderr)] if tee is not None else []
-        copies = [threading.Thread(target=_copy, args=(source, target, tee)) for source, target in pipes]
-        for copy in copies:
-            copy.start()
-        status = child.wait()
-        for copy in copies:
-            copy.join()
-    return status
-
-
-def _copy(source: IO[bytes], target: Any, tee: Tee) -> None:
-    binary = getattr(target, "buffer", None)
-    while chunk := os.read(source.fileno(), 1 << 16):
-        tee(chunk)
-        if binary is not None:
-            binary.write(chunk)
-            binary.flush()
-        else:
-            target.write(chunk.decode(errors="replace"))
-    source.close()
+        output, _ = child.communicate()
+    return child.returncode, (output or b"").decode(errors="replace")
 
 
 class _Forwarding:

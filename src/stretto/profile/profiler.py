@@ -99,10 +99,11 @@ class Profile:
 
     def __str__(self) -> str:
         """The report as plain text."""
-        from stretto.profile.report import print_report, report_console  # noqa: PLC0415  (rich, only where it prints)
+        from stretto.console import console  # noqa: PLC0415  (rich, only where it prints)
+        from stretto.profile.report import print_report  # noqa: PLC0415
 
         file = io.StringIO()
-        print_report(self.record, report_console(file))
+        print_report(self.record, console(file))
         return file.getvalue()
 
     def save_json(self, path: str | Path) -> None:

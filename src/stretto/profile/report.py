@@ -3,9 +3,7 @@
 Nothing of the record is read as markup: its names, paths and messages come from the script.
 """
 
-import sys
 from collections.abc import Iterable
-from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -14,7 +12,6 @@ from rich.text import Text
 from stretto.profile import view
 from stretto.profile.schema import AdviceRecord, LoaderRecord, RankRecord, RunRecord
 
-_PLAIN_WIDTH = 120
 _WIDE = 100  # columns that the table of advice needs
 _MEDIUM = 80  # columns that the table of ranks needs
 _STYLES = {
@@ -27,12 +24,6 @@ _STYLES = {
 _BLOCKS = {"update_s": "█", "wait_s": "░", "first_wait_s": "▒", "transfer_s": "▓", "other_s": "·"}
 _NARROW_STAGE = ("time", "computing", "waiting")
 _ASCII_BLOCKS = {"update_s": "#", "wait_s": ".", "first_wait_s": ":", "transfer_s": "=", "other_s": "-"}
-
-
-def report_console(file: TextIO | None = None) -> Console:
-    """A console for the report on `file` (stderr unless given): the terminal's width, 120 columns elsewhere."""
-    file = file or sys.stderr
-    return Console(file=file) if Console(file=file).is_terminal else Console(file=file, width=_PLAIN_WIDTH)
 
 
 def print_report(record: RunRecord, console: Console) -> None:
