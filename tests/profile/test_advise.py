@@ -205,16 +205,6 @@ def test_an_echo_is_predicted_at_a_worth_of_one_and_at_the_measured_one() -> Non
     assert SOURCE.startswith("measured on Fashion-MNIST")
 
 
-def test_a_stage_that_must_follow_the_one_before_it_cannot_be_cut_off() -> None:
-    stages = (make_stage("read", waiting_s=0.003), make_stage("put", waiting_s=0.001, is_after_read=False))
-    pipeline = replace(SLOW_FETCH, stages=(*stages, make_stage("collate")))
-    assert {record["where"] for record in advise(pipeline) if record["action"] == "echo"} == {
-        "put",
-        "examples",
-        "batch",
-    }
-
-
 def test_an_iterable_data_set_is_echoed_after_the_loader_only() -> None:
     pipeline = replace(SLOW_FETCH, is_map_style=False, can_be_echoed_by_example=False, num_examples=None)
     (record,) = (record for record in advise(pipeline) if record["action"] == "echo")
@@ -275,7 +265,6 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
             wall_s=wall_s,
             cpu_s=wall_s * draw(st.floats(0, 1)),
             item_bytes=draw(st.one_of(st.none(), st.floats(0, 1e12))),
-            is_after_read=draw(st.booleans()),
         )
         for name in draw(st.sampled_from([(), ("read",), ("read", "decode", "augment", "collate")]))
         for wall_s in [draw(SECONDS)]

@@ -19,8 +19,8 @@ from stretto.demo.race import Goal, Outcome, race
 from stretto.demo.reader import ShardDataset, open_store
 from stretto.demo.server import ObjectStore
 from stretto.demo.shards import upload
+from stretto.profile.pipeline import HELPS_FROM_R
 
-NO_GAIN_BELOW = 1.1  # R from which echoing can help
 _SHARD = BATCH_SIZE  # one request a batch
 
 
@@ -207,7 +207,7 @@ def summarise(ratio: float, target: float, rows: list[dict[str, Any]]) -> str:
     """The verdict in a sentence or two."""
     echoed = [row for row in rows if row["condition"] != "none" and row["speedup"] is not None]
     best = max(echoed, key=lambda row: row["speedup"], default=None)
-    if ratio < NO_GAIN_BELOW:
+    if ratio < HELPS_FROM_R:
         used = ", ".join(f"{row['title']}: AU {row['au_percent']:.0f} %" for row in rows)
         return (
             f"R = {ratio:.2f}: the input pipeline keeps up with the training step, so there is no idle time to "

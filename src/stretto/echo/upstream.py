@@ -18,6 +18,7 @@ from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.plan import IntArray
 from stretto.echo.tree import clone
 
+THREAD_NAME = "stretto-upstream"
 _LOG = logging.getLogger(__name__)
 
 # The thread fills up to _DEPTH and is woken at _LOW: a wake costs 0.1 ms where both sides hold the GIL.
@@ -38,9 +39,12 @@ class Fresh:
 
 @dataclass(slots=True)
 class Failure:
-    """What the loader raised."""
+    """What the loader raised, or the buffer on one of its batches."""
 
     error: BaseException | None
+    batch: Any = None
+    """The batch that the buffer cannot keep."""
+    is_of_loader: bool = True
 
     def surface(self) -> NoReturn:
         """Raise it, once. No frame of its traceback keeps it: only the garbage collector would free the loader."""
@@ -82,7 +86,7 @@ class Upstream:
         with self._changed:
             self._wanted = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="stretto-upstream", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
                 self._thread.start()
 
     def stop(self, timeout_s: float | None = 0.0) -> bool:
@@ -135,6 +139,19 @@ class Upstream:
             if len(self._ready) <= _LOW:
                 self._changed.notify_all()
             return spare
+
+    def take_back(self) -> list[Any]:
+        """Stop, and return the batches that were fetched but not admitted, in order."""
+        self.stop(None)
+        batches = []
+        for item in self._ready:
+            if isinstance(item, Fresh):
+                is_in_buffer = item.slots is not None
+                batches.append(self._buffer.take(item.slots[: item.size]) if is_in_buffer else item.batch)
+            elif isinstance(item, Failure) and not item.is_of_loader:
+                batches.append(item.batch)
+        self._ready.clear()
+        return batches
 
     def lend(self, slots: IntArray) -> None:
         """Let the thread copy the next batch into `slots`, free ones of the buffer."""
@@ -206,7 +223,7 @@ class Upstream:
         try:
             self._buffer.put(slots[: item.prepared.num_items], item.prepared)
         except BaseException as error:
-            failure = Failure(error)
+            failure = Failure(error, item.batch, is_of_loader=False)
         with self._changed:
             if failure is None:
                 item.slots, item.batch, item.prepared.content = slots, None, None
@@ -221,15 +238,18 @@ class Upstream:
             if isinstance(fetched, PassEnd):
                 return fetched
             fresh = Fresh(*fetched)
-            if self._copies:
-                fresh.batch = clone(fresh.batch)
-            if self._buffer is not None:
-                fresh.prepared = self._buffer.prepare(fresh.batch)
-            return fresh
         except StopIteration as stray:  # raised on as it is, it would look like the end of the epoch
             return Failure(_as_runtime_error(stray))
         except BaseException as error:  # every one of them belongs to the consumer
             return Failure(error)
+        try:
+            if self._copies:
+                fresh.batch = clone(fresh.batch)
+            if self._buffer is not None:
+                fresh.prepared = self._buffer.prepare(fresh.batch)
+        except Exception as error:
+            return Failure(error, fresh.batch, is_of_loader=False)
+        return fresh
 
 
 def _as_runtime_error(stray: StopIteration) -> RuntimeError:

@@ -18,11 +18,11 @@ from stretto.echo.passes import Position
 from stretto.echo.settings import Unit, loader_length
 from stretto.profile.batches import can_be_pooled, describe_echo
 from stretto.profile.iteration import Iteration, LoaderLog, busy
+from stretto.profile.pipeline import HELPS_FROM_R
 
 _STEPS_TO_MEASURE = 16  # before the factor of loaders that are iterated together is fixed
 _MAX_FACTOR = 8.0
 _BATCHES_TOGETHER = 16  # in the buffers of such loaders, equally many in each
-_LEAST_FACTOR = 1.1  # below it echoing cannot help
 
 
 class Echoing:
@@ -93,7 +93,7 @@ class Echoing:
             waited = sum(one.wait_s for one in together)
             elapsed = iteration.elapsed_s
             self._factor_together = round(min(_MAX_FACTOR, elapsed / max(elapsed - waited, 1e-9)), 1)
-        if self._factor_together < _LEAST_FACTOR:
+        if self._factor_together < HELPS_FROM_R:
             iteration.log.why_not_echoed = (
                 f"R is {self._factor_together:.1f} for the {len(together)} loaders that are iterated together"
             )

@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from stretto.profile.insertion import HELPS_FROM_R, echo_records
+from stretto.profile.insertion import echo_records
 from stretto.profile.model import Model, stage_parts
-from stretto.profile.pipeline import Pipeline
+from stretto.profile.pipeline import HELPS_FROM_R, Pipeline
 from stretto.profile.remedies import (
     HELPS,
     cache,

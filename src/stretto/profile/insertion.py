@@ -13,14 +13,11 @@ from stretto.echo.buffer import DEFAULT_BATCHES, DEFAULT_BYTES
 from stretto.echo.factor import Factor
 from stretto.echo.plan import SLOT_BYTES
 from stretto.profile.model import Model, Prediction, before_shares, split_service
-from stretto.profile.pipeline import Stage
+from stretto.profile.pipeline import HELPS_FROM_R, Stage
 from stretto.profile.remedies import HELPS, insertion_stages, make_record, ms, size_text, smallest
 from stretto.profile.schema import AdviceRecord
 from stretto.profile.simulate import Settings
 from stretto.profile.worth import SOURCE, Where, speedup_to_target
-
-HELPS_FROM_R = 1.1
-"""The ratio t_up / t_down from which on echoing can help."""
 
 _FACTORS = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0)
 

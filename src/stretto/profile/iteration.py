@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import torch
 
+from stretto.echo.upstream import THREAD_NAME
 from stretto.profile.batches import Repeats, look_at
 from stretto.profile.device import DeviceClock
 
-UPSTREAM_THREAD = "stretto-upstream"
 _HERE = os.path.dirname(__file__)
 _LOOKS = 3  # batches of a loader that are looked into
 _TRANSFERS = 3  # batches of a loader that are copied to the accelerator once more, to time it
@@ -250,7 +250,7 @@ def is_inside(loader: Any) -> bool:
 
 def is_upstream() -> bool:
     """Whether this is the thread in which an EchoLoader iterates the loader it wraps."""
-    return threading.current_thread().name == UPSTREAM_THREAD
+    return threading.current_thread().name == THREAD_NAME
 
 
 def _count_ready(batches: Any) -> int:

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+HELPS_FROM_R = 1.1
+"""The ratio t_up / t_down from which on echoing can help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,8 +21,6 @@ class Stage:
     """The part of `wall_s` in which the process computed; the rest it waited, for a disk, a network or a core."""
     item_bytes: float | None = None
     """Mean bytes of what it returns for one example, where they could be counted."""
-    is_after_read: bool = True
-    """Whether it can be run again on what the stages before it returned."""
 
     @property
     def cpu_share(self) -> float:

@@ -242,10 +242,8 @@ def slow_stage(model: Model) -> AdviceRecord | None:
 
 
 def insertion_stages(model: Model) -> list[Any]:
-    """The stages behind which things can be kept: all that follow can be run again."""
-    stages = [stage for stage in model.pipeline.stages if stage.name != "collate"]
-    first = max((k for k, stage in enumerate(stages) if not stage.is_after_read), default=0)
-    return stages[first:]
+    """The stages behind which things can be kept."""
+    return [stage for stage in model.pipeline.stages if stage.name != "collate"]
 
 
 def stall_share(model: Model) -> float:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from stretto.profile import view
 from stretto.profile.schema import AdviceRecord, LoaderRecord, RankRecord, RunRecord
+from stretto.profile.worth import MEASURED_ON
 
 _WIDE = 100  # columns that the table of advice needs
 _MEDIUM = 80  # columns that the table of ranks needs
@@ -149,7 +150,7 @@ class _Report:
         if any(view.is_shown(x["speedup_measured"]) for x in advice):
             self._say(
                 "Speed-up: to a target, if each use of an example were worth a fresh one. "
-                f"Measured: at the worth of a repeated use as measured on {view.MEASURED_ON}.",
+                f"Measured: at the worth of a repeated use as measured on {MEASURED_ON}.",
                 "dim",
             )
 

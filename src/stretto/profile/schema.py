@@ -69,7 +69,7 @@ class LoaderRecord(TypedDict):
     """R = t_up / t_down at the loader's end; None where it was not measured (no training loader)."""
     ratio_first: float | None
     ratio_last: float | None
-    """R over the first and the last quarter of the updates: its drift."""
+    """R over the first and the last quarter of its batches: its drift."""
     service_ms: Percentiles | None
     """Of a batch in a worker."""
     cpu_share: float | None

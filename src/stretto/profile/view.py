@@ -6,11 +6,6 @@ from typing import Literal
 
 from stretto.profile.schema import AdviceRecord, LoaderRecord, RankRecord, RunRecord
 
-MIN_RATIO = 1.1
-"""The R below which echoing cannot help."""
-MEASURED_ON = "Fashion-MNIST"
-"""The data set on which the worth of a repeated use was measured (benchmarks/results/fresh_examples.json)."""
-
 TimePart = Literal["update_s", "wait_s", "first_wait_s", "transfer_s", "other_s"]
 TIME_PARTS: tuple[tuple[TimePart, str], ...] = (
     ("update_s", "update"),

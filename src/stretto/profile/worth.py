@@ -11,7 +11,9 @@ from typing import Literal
 Where = Literal["before", "after", "batch"]
 """Examples before augmentation, examples after it, whole batches."""
 
-SOURCE = "measured on Fashion-MNIST (benchmarks/results/fresh_examples.json)"
+MEASURED_ON = "Fashion-MNIST"
+"""The data set."""
+SOURCE = f"measured on {MEASURED_ON} (benchmarks/results/fresh_examples.json)"
 
 MEASURED: dict[Where, dict[int, float]] = {
     "before": {1: 1.0, 2: 0.5169969512195122, 4: 0.3016796875, 8: 0.1671875},

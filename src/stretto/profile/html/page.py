@@ -8,7 +8,9 @@ from typing import Any
 
 from stretto.plots import check_installed, label, render, styled
 from stretto.profile import view
+from stretto.profile.pipeline import HELPS_FROM_R
 from stretto.profile.schema import AdviceRecord, RankRecord, RunRecord
+from stretto.profile.worth import MEASURED_ON
 
 # Told apart by readers who see no red or no green, on white and on black.
 COLOURS = {
@@ -53,6 +55,8 @@ def write_page(record: RunRecord, path: Path) -> None:
         command=shlex.join(record["command"]),
         view=view,
         colours=COLOURS,
+        helps_from_r=HELPS_FROM_R,
+        measured_on=MEASURED_ON,
     )
     path.write_text(page, encoding="utf-8", errors="backslashreplace")
 
@@ -135,7 +139,7 @@ def _ratios(go: Any, points: Sequence[tuple[str, float]]) -> Any:
         orientation="h",
         width=0.6,
         marker={
-            "color": [COLOURS["update_s" if ratio >= view.MIN_RATIO else "other_s"] for _, ratio in points],
+            "color": [COLOURS["update_s" if ratio >= HELPS_FROM_R else "other_s"] for _, ratio in points],
             "line": {"width": 0},
         },
         text=[view.number(ratio) for _, ratio in points],
@@ -144,9 +148,9 @@ def _ratios(go: Any, points: Sequence[tuple[str, float]]) -> Any:
         hoverinfo="skip",
     )
     figure.add_vline(
-        x=view.MIN_RATIO,
+        x=HELPS_FROM_R,
         line={"dash": "dot", "color": "#808894"},
-        annotation_text=f"R = {view.MIN_RATIO:g}",
+        annotation_text=f"R = {HELPS_FROM_R:g}",
         annotation_position="top",
     )
     figure.update_xaxes(title="R = t_up / t_down", range=[0, max(1.15 * max(ratio for _, ratio in points), 2)])
@@ -156,7 +160,7 @@ def _ratios(go: Any, points: Sequence[tuple[str, float]]) -> Any:
 def _gains(go: Any, advice: Sequence[AdviceRecord]) -> Any:
     """The speed-up that each advice is predicted to give."""
     figure = go.Figure()
-    measured = f"at the worth measured on {view.MEASURED_ON}"
+    measured = f"at the worth measured on {MEASURED_ON}"
     for name, values, colour, offset in (
         ("if each use were worth 1", [each["speedup"] for each in advice], COLOURS["update_s"], -0.36),
         (measured, [each["speedup_measured"] for each in advice], _FACTOR, 0.02),
