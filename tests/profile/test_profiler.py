@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stretto
 from stretto.profile.profiler import Stalls
@@ -121,6 +121,42 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
     assert {event["name"] for event in events} >= {"wait", "update", "make a batch"}
 
 
+def test_a_loader_of_one_batch_is_measured() -> None:
+    loader = DataLoader(Waiting(), batch_size=512, sampler=range(10))
+    found = stretto.profile(loader, Training(), updates=3, warmup=1)
+    assert found.record["ranks"][0]["updates"] == 3
+    assert found.stalls.data_stall_s > 10 * READ_S
+
+
+class Holes(Waiting):
+    """Some of its examples cannot be read; the sampler leaves them out."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 10 == 0:
+            raise ValueError("missing")
+        return super().__getitem__(index)
+
+
+def test_only_examples_that_the_loader_reads_are_read() -> None:
+    loader = DataLoader(Holes(), batch_size=4, sampler=[index for index in range(60) if index % 10])
+    found = stretto.profile(loader, Training(), updates=4, warmup=1)
+    assert found.stalls.first_read_s is not None
+    assert found.stalls.first_read_s >= READ_S
+
+
+def test_measuring_draws_no_numbers_of_the_users() -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    loader = DataLoader(Waiting(), batch_size=4, shuffle=True, generator=torch.Generator())
+    stretto.profile(loader, count, updates=2, warmup=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_batches_that_cannot_be_copied_are_given_as_they_are() -> None:
+    loader = DataLoader(Waiting(), batch_size=4, collate_fn=iter)
+    assert stretto.profile(loader, count, updates=2, warmup=1).record["ranks"][0]["updates"] == 2
+
+
 def test_what_is_slowed_is_what_no_stall_explains() -> None:
     stalls = Stalls(
         live_s=10,
@@ -143,6 +179,7 @@ def test_what_is_slowed_is_what_no_stall_explains() -> None:
         ((5, count), TypeError, "loader is a int: expected a re-iterable"),
         (([1], 3), TypeError, "step=3 is a int: expected a function of a batch"),
         (([], count), ValueError, "the loader is empty"),
+        ((DataLoader(TensorDataset(torch.zeros(0))), count), ValueError, "the loader is empty"),
     ],
 )
 def test_bad_arguments_are_named(arguments: tuple, error: type[Exception], message: str) -> None:

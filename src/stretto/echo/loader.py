@@ -182,9 +182,17 @@ class EchoLoader:
         """Before the first `iter()`: continue with an iterator of the loader's that has come to `position`."""
         self._stream.take_over(iterator, position)
 
-    def give_up(self) -> tuple[Iterator[Any] | None, Position]:
-        """Stop fetching: the open iterator, for another EchoLoader to take over, and how far it has come."""
+    def give_up(self) -> tuple[Iterator[Any], Position]:
+        """Stop fetching: the rest of the loader's pass, for another EchoLoader to take over, and where it begins.
+
+        Nothing that was fetched and not admitted is lost.
+        """
         return self._stream.give_up()
+
+    @property
+    def loader_has_failed(self) -> bool:
+        """Whether what was raised last is the wrapped loader's own error, not one of keeping its batches."""
+        return self._stream.loader_has_failed
 
     def close(self) -> None:
         """End the thread; drop and count what is resident. Statistics stay readable."""

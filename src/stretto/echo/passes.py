@@ -72,6 +72,7 @@ class Passes:
     def take_over(self, iterator: Iterator[Any], position: Position) -> None:
         """Continue with an iterator that was begun outside, for pass `position.pass_index`, and has come so far."""
         self._iterator, self._position, self._num_batches = iterator, position, position.num_batches
+        self._warn_of_global_randomness = False  # whoever wrote the loop does not know of this thread
 
     def give_up(self) -> tuple[Iterator[Any] | None, Position]:
         """The open iterator, for another one to take over, and how far it has come."""

@@ -98,10 +98,10 @@ def _check_device(device: torch.device | str) -> torch.device:
 
 
 def loader_length(loader: Any) -> int | None:
-    """len(loader), or None where it has none."""
+    """len(loader), or None where it has none: a `__len__` may raise anything to say so."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):
+    except Exception:
         return None
 
 

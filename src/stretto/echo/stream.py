@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
@@ -44,6 +45,10 @@ class Stream:
         """Known once a pass is over."""
         self._items_in_pass = 0
         self._has_failed = False
+        self.loader_has_failed = False
+        """What was raised last is the loader's own error, not one of keeping its batches."""
+        self._refused: list[Any] = []
+        """The batch that could not be kept."""
         self._restored: dict[str, Any] | None = None
 
     def start(self) -> None:
@@ -62,10 +67,12 @@ class Stream:
         self.position, self.has_begun = position, True
         self._passes.take_over(iterator, position)
 
-    def give_up(self) -> tuple[Iterator[Any] | None, Position]:
-        """Stop fetching: the open iterator, and how far it has come."""
-        self.upstream.stop(None)
-        return self._passes.give_up()
+    def give_up(self) -> tuple[Iterator[Any], Position]:
+        """Stop fetching: the rest of what was being fetched, with what was not admitted, and where that begins."""
+        pending = [*self._refused, *self.upstream.take_back()]
+        iterator, position = self._passes.give_up()
+        position.num_batches = max(0, position.num_batches - len(pending))
+        return chain(pending, iterator or ()), position
 
     def draw(self) -> Drawn | None:
         """One update's batch; None at the end of an epoch that is one pass. Waits as the factor's rule says.
@@ -194,13 +201,18 @@ class Stream:
                 return item
             self.upstream.pop()
             if isinstance(item, Failure):
-                self._has_failed = True
-                item.surface()
+                self._fail(item)
             self.position = item.next_start
             self.items_per_pass, self._items_in_pass = self._items_in_pass, 0
             if updates_per_epoch(self._loader, self._settings) is None:
                 self.pass_is_over = True
                 return None
+
+    def _fail(self, failure: Failure) -> NoReturn:
+        self._has_failed = True
+        self.loader_has_failed = failure.is_of_loader
+        self._refused = [] if failure.is_of_loader else [failure.batch]
+        failure.surface()
 
     def _peek(self) -> Fresh:
         """The next fresh batch, whichever pass it is of; nothing is taken."""
@@ -212,8 +224,7 @@ class Stream:
             item = self.upstream.head(wait=True, at=1)
         self._clock.waited()
         if isinstance(item, Failure):
-            self._has_failed = True
-            item.surface()
+            self._fail(item)
         assert isinstance(item, Fresh)
         return item
 

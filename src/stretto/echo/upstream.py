@@ -146,12 +146,17 @@ class Upstream:
         batches = []
         for item in self._ready:
             if isinstance(item, Fresh):
-                is_in_buffer = item.slots is not None
-                batches.append(self._buffer.take(item.slots[: item.size]) if is_in_buffer else item.batch)
+                batches.append(item.batch if item.slots is None else self._staged(item))
             elif isinstance(item, Failure) and not item.is_of_loader:
                 batches.append(item.batch)
         self._ready.clear()
         return batches
+
+    def _staged(self, item: Fresh) -> Any:
+        assert self._buffer is not None
+        assert item.prepared is not None
+        assert item.slots is not None
+        return self._buffer.take(item.slots[: item.prepared.num_items])
 
     def lend(self, slots: IntArray) -> None:
         """Let the thread copy the next batch into `slots`, free ones of the buffer."""
@@ -247,6 +252,8 @@ class Upstream:
                 fresh.batch = clone(fresh.batch)
             if self._buffer is not None:
                 fresh.prepared = self._buffer.prepare(fresh.batch)
+        except StopIteration as stray:
+            return Failure(_as_runtime_error(stray), fresh.batch, is_of_loader=False)
         except Exception as error:
             return Failure(error, fresh.batch, is_of_loader=False)
         return fresh

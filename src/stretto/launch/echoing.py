@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from stretto.echo.buffer import CannotPoolError
 from stretto.echo.dataloader import EchoDataLoader
 from stretto.echo.factor import Factor
@@ -23,6 +25,10 @@ from stretto.profile.pipeline import HELPS_FROM_R
 _STEPS_TO_MEASURE = 16  # before the factor of loaders that are iterated together is fixed
 _MAX_FACTOR = 8.0
 _BATCHES_TOGETHER = 16  # in the buffers of such loaders, equally many in each
+_NO_LENGTH = (
+    "how long a pass is was not known before one was over, so the script's number of updates could not be kept: "
+    "use stretto.echo(loader) or stretto.EchoDataLoader in the script"
+)
 
 
 class Echoing:
@@ -45,16 +51,22 @@ class Echoing:
             together: all such iterations that are open now, more than one where loaders are zipped.
         """
         log = iteration.log
-        if log.why_not_echoed is not None:
+        if (echoed := self._echoed.get(log)) is not None:
+            return echoed.rest_of(iteration)
+        if log.why_not_echoed not in (None, _NO_LENGTH):
             return None
-        if (echoed := self._echoed.get(log)) is None:
-            log.why_not_echoed = self._why_not(iteration) or self._why_not_together(iteration, together)
-            if iteration.batches is None or log.why_not_echoed is not None:
-                return None
-            factor, buffer = self._choose(iteration, together)
-            if factor is None:
-                return None
-            echoed = self._echoed[log] = _Echoed(iteration, factor, buffer, is_alone=len(together) < 2)
+        log.why_not_echoed = self._why_not(iteration) or self._why_not_together(iteration, together)
+        if iteration.batches is None or log.why_not_echoed is not None:
+            return None
+        factor, buffer = self._choose(iteration, together)
+        if factor is None:
+            return None
+        try:
+            echoed = _Echoed(iteration, factor, buffer, is_alone=len(together) < 2)
+        except (TypeError, ValueError) as error:  # such as a loader that is its own iterator
+            log.why_not_echoed = str(error)
+            return None
+        self._echoed[log] = echoed
         return echoed.rest_of(iteration)
 
     def _why_not_together(self, iteration: Iteration, together: list[Iteration]) -> str | None:
@@ -69,11 +81,8 @@ class Echoing:
         loader = iteration.loader
         if isinstance(loader, EchoLoader | EchoDataLoader):
             return "it echoes already"
-        if loader_length(loader) is None:
-            return (
-                "it has no length, so the script's number of updates could not be kept: use stretto.echo(loader) "
-                "or stretto.EchoDataLoader in the script"
-            )
+        if _length(iteration) is None:
+            return _NO_LENGTH
         for look in iteration.log.looks:
             if look["num_bytes"] is None:
                 return f"its batches cannot be looked at: {look['why_not']}"
@@ -99,6 +108,15 @@ class Echoing:
             )
             return None, None
         return self._factor_together, _BATCHES_TOGETHER
+
+
+def _length(iteration: Iteration) -> int | None:
+    """Batches in a pass: by `len` where torch counts a map-style data set, else as in the last whole pass."""
+    loader = iteration.loader
+    is_counted = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    if is_counted and type(loader).__len__.__module__.startswith(("torch.", "torchdata.")):
+        return loader_length(loader)
+    return iteration.log.pass_length
 
 
 class _Loader:
@@ -135,15 +153,17 @@ class _Echoed:
         assert iteration.batches is not None
         self._log = iteration.log
         self._loader = _Loader(iteration.loader)
-        weakref.finalize(iteration.loader, self._close).atexit = False
         self._factor = factor
         self._buffer_batches = buffer_batches
+        self._plain: Iterator[Any] | None = None
+        """What is left of the iteration in which echoing was given up."""
         self._began_at = iteration.updates
         epochs = [getattr(sampler, "epoch", None) for sampler in samplers_of(self._loader)]
         numbers = [epoch for epoch in epochs if isinstance(epoch, int)]
         position = Position(max([iteration.log.iterations - 1, *numbers]), iteration.num_given)
         is_pooled = is_alone and can_be_pooled(iteration.log.looks)
         self._open("example" if is_pooled else "batch", iteration.batches, position)
+        weakref.finalize(iteration.loader, self._close).atexit = False
 
     def _open(self, unit: Unit, batches: Iterator[Any], position: Position) -> None:
         rows = self._log.looks[0]["num_examples"] if unit == "example" else 1
@@ -157,28 +177,50 @@ class _Echoed:
             self._batches = iter(self._echo)
         self._log.read_echo, self._log.is_taken = self.describe, True
 
-    def rest_of(self, iteration: Iteration) -> Iterator[Any]:
-        """As many batches as the loader's own iteration has left."""
-        num_left = (loader_length(iteration.loader) or 0) - iteration.num_given
+    def rest_of(self, iteration: Iteration) -> Iterator[Any] | None:
+        """As many batches as the loader's own iteration has left; None once echoing was given up."""
+        if self._log.why_not_echoed is not None:
+            self._plain = None
+            return None
+        num_left = (_length(iteration) or 0) - iteration.num_given
         iteration.let_go()
         return (self._next() for _ in range(num_left))
 
     def _next(self) -> Any:
+        if self._plain is not None:
+            return next(self._plain)
         try:
             with busy(self._echo):
                 return next(self._batches)
-        except CannotPoolError:
-            # Batches that differ too much for a pool of examples are repeated as they are from here on.
-            batches, position = self._echo.give_up()
-            self._echo.close()
-            assert batches is not None
+        except Exception as error:
+            if self._echo.loader_has_failed:
+                raise
+            self._fall_back(error)
+        return self._next()
+
+    def _fall_back(self, error: Exception) -> None:
+        """Batches cannot be kept as they were: repeat whole ones from here on, or none."""
+        batches, position = self._echo.give_up()
+        self._log.echo = self.describe() if self._echo.stats().updates else None
+        self._echo.close()
+        if self._unit == "example" and isinstance(error, CannotPoolError):
             self._open("batch", batches, position)
-            return self._next()
+            return
+        self._log.why_not_echoed = f"no longer after {self._echo.stats().updates} batches: {error}"
+        self._log.read_echo, self._log.is_taken = None, False
+        self._plain = self._passes(batches)
+
+    def _passes(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The rest of a pass, and passes after it as the script's iteration needs them."""
+        yield from batches
+        while True:
+            yield from iter(self._loader)
 
     def _close(self) -> None:
         """The script has dropped the loader."""
-        self._log.echo, self._log.read_echo = self.describe(), None
-        self._echo.close()
+        if self._log.read_echo is not None:
+            self._log.echo, self._log.read_echo = self.describe(), None
+            self._echo.close()
 
     def describe(self) -> dict[str, Any]:
         """For the record."""

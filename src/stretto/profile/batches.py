@@ -17,7 +17,7 @@ from stretto.echo.dataloader import EchoDataLoader
 from stretto.echo.factor import Factor
 from stretto.echo.loader import EchoLoader
 from stretto.echo.settings import loader_length
-from stretto.echo.tree import count_bytes, flatten
+from stretto.echo.tree import clone, count_bytes, flatten
 
 _SAMPLE = 64  # values of a leaf that are hashed
 _LEAVES = 2  # of a batch
@@ -32,7 +32,7 @@ def describe_loader(loader: Any) -> dict[str, Any]:
     return {
         "name": type(loader).__name__,
         "dataset": type(inner if inner is not None else dataset).__name__ if dataset is not None else "",
-        "is_map_style": not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"),
+        "is_map_style": not isinstance(dataset, IterableDataset) and hasattr(type(dataset), "__getitem__"),
         "num_workers": getattr(loader, "num_workers", 0),
         "prefetch_factor": getattr(loader, "prefetch_factor", None),
         "pin_memory": bool(getattr(loader, "pin_memory", False)),
@@ -94,6 +94,7 @@ def _look_at(batch: Any) -> dict[str, Any]:
         num_examples: int | None = count_rows(leaves, structure.paths)
     except TypeError as error:
         num_examples, why_not = _first_length(leaves), str(error)
+        clone(batch)  # whole batches are kept as copies: raises if there can be none
     shapes = [
         [str(getattr(leaf, "dtype", type(leaf).__name__)), *getattr(leaf, "shape", ())[1:]] for leaf in leaves
     ]

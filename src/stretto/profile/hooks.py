@@ -9,9 +9,11 @@ as they are: they iterate the loader that they were made from, and that one is w
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -50,6 +52,8 @@ class Hooks:
                 self._patch(owner)
                 pending += owner.__subclasses__()
         self._watch_subclasses()
+        self._originals.append((nn.Module, "train", nn.Module.train))
+        nn.Module.train = self._watched_train(nn.Module.train)  # type: ignore[method-assign]
         self._step_hook = register_optimizer_step_post_hook(self._meter.stepped)
 
     def remove(self) -> None:
@@ -83,6 +87,24 @@ class Hooks:
                     wrap = self._timed_iter_of_torch  # noqa: PLW2901
                 self._originals.append((owner, name, original))
                 setattr(owner, name, wrap(original))
+
+    def _watched_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`eval()` calls it, too, and each module calls it on its children."""
+        calls = threading.local()
+
+        @functools.wraps(original)
+        def train(module: nn.Module, mode: bool = True) -> Any:
+            if getattr(calls, "is_inside", False):
+                return original(module, mode)
+            calls.is_inside = True
+            try:
+                result = original(module, mode)
+            finally:
+                calls.is_inside = False
+            self._meter.mode_set(module, mode)
+            return result
+
+        return train
 
     def _timed_iter(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         @functools.wraps(original)

@@ -63,6 +63,8 @@ class LoaderLog:
     """The number of the loader that this one, an EchoLoader, is around."""
     read_echo: Callable[[], dict[str, Any] | None] | None = None
     """How it is echoed."""
+    pass_length: int | None = None
+    """Batches of the last iteration that came to its end."""
     is_taken: bool = False
     """Its passes belong to an EchoLoader that the script does not know of."""
     echo: dict[str, Any] | None = None
@@ -97,6 +99,7 @@ class Observer(Protocol):
     """What an iteration tells: the Meter."""
 
     updates: int
+    is_evaluating: bool
 
     @property
     def device_clock(self) -> DeviceClock | None: ...  # noqa: D102
@@ -123,7 +126,7 @@ class Iteration(Iterator[Any]):
         """Since the latest optimizer step."""
         self.fetched_at_update = meter.updates
         """How many updates there had been when the latest batch was fetched, or the iteration begun."""
-        self.may_be_echoed = torch.is_grad_enabled()
+        self.may_be_echoed = torch.is_grad_enabled() and not meter.is_evaluating
         self.batches: Iterator[Any] | None = None
         """The loader's own iterator; None once something else took its place."""
         self.wait_s = 0.0
@@ -159,6 +162,8 @@ class Iteration(Iterator[Any]):
                 batch = next(source)  # type: ignore[arg-type]
         except StopIteration:
             self._is_over = True
+            if self._source is None:
+                self.log.pass_length = self.num_given
             meter.note(Kind.END, self, begin)
             meter.ended(self)
             raise

@@ -69,6 +69,9 @@ class Meter:
         self._looks_for_others = _LOOKS_FOR_OTHERS
         self._ended: str | None = None  # iterations that are dropped later are still recorded
         self._optimizers: dict[str, int] = {}
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers
+        self._trained: set[int] = set()  # the ids of their parameters
+        self.is_evaluating = False
         self._device = "cpu"
         self._device_clock: DeviceClock | None = None
         self._num_iterations = 0
@@ -105,9 +108,9 @@ class Meter:
         """An optimizer has stepped (`torch.optim.Optimizer`'s post hook)."""
         now, cpu = time.perf_counter(), time.process_time()
         name = type(optimizer).__name__
-        if name not in self._optimizers:
-            self._optimizers[name] = len(self._optimizers)
-            self._see_device(optimizer)
+        if optimizer not in self._seen:
+            self._optimizers.setdefault(name, len(self._optimizers))
+            self._see_parameters(optimizer)
         is_update, self._has_asked = self._has_asked, False
         for reference in self._active:
             iteration = reference()
@@ -122,6 +125,11 @@ class Meter:
                 self.save()
         self.updates += is_update
         self._write(Kind.STEP, self._optimizers[name], 0, now, now, cpu, cpu, float(is_update))
+
+    def mode_set(self, module: torch.nn.Module, is_training: bool) -> None:
+        """`train()` or `eval()` was called: on a model in training it says what the next iteration is for."""
+        if self._trained and any(id(parameter) in self._trained for parameter in module.parameters()):
+            self.is_evaluating = not is_training
 
     def log_of(self, loader: Any) -> LoaderLog:
         """The log of a loader, made at its first iteration."""
@@ -258,13 +266,13 @@ class Meter:
         if not any(log.is_training for log in self._logs):
             self._other_optimizers |= _find_other_optimizers()
 
-    def _see_device(self, optimizer: Any) -> None:
-        for group in getattr(optimizer, "param_groups", ()):
-            for parameter in group.get("params", ()):
-                if parameter.device.type != "cpu":
-                    self._device = str(parameter.device)
-                    self._device_clock = DeviceClock.of(parameter.device)
-                return
+    def _see_parameters(self, optimizer: Any) -> None:
+        parameters = [p for group in getattr(optimizer, "param_groups", ()) for p in group.get("params", ())]
+        self._seen.add(optimizer)
+        self._trained.update(map(id, parameters))
+        if parameters and self._device == "cpu" and parameters[0].device.type != "cpu":
+            self._device = str(parameters[0].device)
+            self._device_clock = DeviceClock.of(parameters[0].device)
 
 
 def _reference(loader: Any) -> Callable[[], Any]:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from stretto.echo.loader import EchoLoader
 from stretto.echo.settings import check_int
@@ -181,16 +182,17 @@ def _measure(
 def _live(loader: Iterable[Any], step: Callable[[Any], Any], meter: Meter, num_batches: int) -> Any:
     """Run the loop. Returns a batch as the loader gave it."""
     kept: Any = None
-    num_done = 0
+    num_done, own_step = 0, Step()
+    meter.log_of(loader).is_training = True  # by definition, also if each pass has but one batch
     while num_done < num_batches:
         before = num_done
         for batch in meter.begin(loader, lambda: iter(loader), lambda _: None):
             if num_done == 0:
-                kept = clone(batch)
+                kept = _copy_of(batch)
             num_updates = meter.updates
             step(batch)
             if meter.updates == num_updates:  # the step has no optimizer of torch's
-                meter.stepped(step)
+                meter.stepped(own_step)
             num_done += 1
             if num_done == num_batches:
                 break
@@ -203,11 +205,19 @@ def _step_alone(batch: Any, step: Callable[[Any], Any], num_batches: int) -> flo
     """Mean seconds of the step on a batch that is there."""
     total_s = 0.0
     for _ in range(num_batches):
-        own = clone(batch)
+        own = _copy_of(batch)
         begin = time.perf_counter()
         step(own)
         total_s += time.perf_counter() - begin
     return total_s / num_batches
+
+
+def _copy_of(batch: Any) -> Any:
+    """A copy, since the step may change its batch in place; the batch itself where it cannot be copied."""
+    try:
+        return clone(batch)
+    except Exception:
+        return batch
 
 
 def _upstream_alone(loader: Iterable[Any], num_batches: int) -> float:
@@ -223,6 +233,10 @@ def _upstream_alone(loader: Iterable[Any], num_batches: int) -> float:
         total_s += time.perf_counter() - (started if num else begin)
         num_done += num or 1
     return total_s / num_done
+
+
+class Step:
+    """Stands for an optimizer of torch's where the step has none."""
 
 
 class _Twice(Dataset[Any]):
@@ -244,46 +258,49 @@ class _Twice(Dataset[Any]):
 
 
 def _read_twice(loader: Iterable[Any]) -> tuple[float | None, float | None]:
-    """Mean seconds of an example's first and second read, on examples spread over the data set.
+    """Mean seconds of an example's first and second read, on the first examples that the loader's sampler names.
 
     In a worker if the loader has some: a file that the data set opens at its first read must not be shared by fork.
     """
-    dataset: Any = getattr(loader, "dataset", None)
-    if isinstance(dataset, Echoed):
-        dataset = dataset.dataset
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(dataset, IterableDataset)
-        or not hasattr(dataset, "__len__")
-    ):
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None, None
-    indices = range(0, len(dataset), max(1, len(dataset) // _MOST_REREAD))[:_MOST_REREAD]
-    reread = DataLoader(
-        _Twice(dataset),
-        batch_size=None,
-        sampler=indices,
-        num_workers=min(1, loader.num_workers),
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-    )
+    dataset = loader.dataset.dataset if isinstance(loader.dataset, Echoed) else loader.dataset
     try:
+        with torch.random.fork_rng(devices=[]):
+            indices = list(itertools.islice(_indices(loader), _MOST_REREAD))
+        reread = DataLoader(
+            _Twice(dataset),
+            batch_size=None,
+            sampler=indices,
+            num_workers=min(1, loader.num_workers),
+            worker_init_fn=loader.worker_init_fn,
+            generator=torch.Generator(),
+            multiprocessing_context=loader.multiprocessing_context,
+        )
         times = list(reread)
-    except (KeyError, IndexError, TypeError, NotImplementedError):  # keyed by something other than numbers
+    except Exception:  # of the data set's or the sampler's: the live loop will tell, if it concerns that at all
+        return None, None
+    if not times:
         return None, None
     first, second = (sum(column) / len(times) for column in zip(*times, strict=True))
     return first, second
 
 
+def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
+    if isinstance(loader.dataset, Echoed):  # its plan is not to be drawn from
+        return iter(range(len(loader.dataset.dataset)))
+    if loader.batch_sampler is None or isinstance(loader.batch_sampler, BatchSampler):
+        return iter(loader.sampler)
+    return itertools.chain.from_iterable(loader.batch_sampler)
+
+
 def _live_seconds(record: RunRecord) -> tuple[float, float, float]:
-    """Means for a batch, without the start of epochs: all, the wait, the transfer."""
+    """Means for a batch: all, the wait, the transfer. Without the start of epochs, if they have more batches."""
     rank = record["ranks"][0]
     time_of, num = rank["time"], max(1, rank["batches"])
     transfer_s = time_of["transfer_s"] / num
-    return (
-        rank["wait_ms"]["mean"] / 1e3 + time_of["update_s"] / num + transfer_s,
-        rank["wait_ms"]["mean"] / 1e3,
-        transfer_s,
-    )
+    wait_s = rank["wait_ms"]["mean"] / 1e3 or time_of["first_wait_s"] / num
+    return wait_s + time_of["update_s"] / num + transfer_s, wait_s, transfer_s
 
 
 def _split(
