@@ -1,7 +1,6 @@
 """With --echo, what cannot be echoed is left as it is: the script's updates and evaluations are its own."""
 
 import json
-from pathlib import Path
 
 import pytest
 

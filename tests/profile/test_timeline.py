@@ -90,8 +90,18 @@ def test_validation_in_the_middle_of_an_epoch_is_not_part_of_a_step(script: Scri
     script.step(1.0)
     script.end(epoch)
     timeline = script.read(TRAINING)
-    assert timeline.step.tolist() == [1.5, 1.0]
-    assert timeline.other.tolist() == [3.0, 0.0]
+    assert timeline.step.tolist() == [1.0, 1.0]
+    assert timeline.other.tolist() == [3.5, 0.0]  # with what followed before the next fetch
+
+
+def test_a_batch_of_another_loader_before_the_step_is_not_the_end_of_it(script: Script) -> None:
+    epoch, extra = script.iterate(TRAINING), script.iterate(VALIDATION, with_gradients=False)
+    for _ in range(3):
+        script.fetch(epoch, 1.0)
+        script.fetch(extra, 0.5)
+        script.step(2.0)
+    script.end(epoch)
+    assert script.read(TRAINING).step.tolist() == [2.0] * 3
 
 
 def test_an_evaluation_over_the_training_loader_is_not_training(script: Script) -> None:
@@ -130,7 +140,7 @@ def test_two_optimizers_that_step_on_one_batch_make_one_update(script: Script) -
     assert int(timeline.steps.sum()) == 6
 
 
-def test_zipped_loaders_wait_each_for_itself(script: Script) -> None:
+def test_zipped_loaders_wait_each_for_itself_and_behind_each_other(script: Script) -> None:
     first, second = script.iterate(TRAINING), script.iterate(OTHER_TRAINING)
     for _ in range(3):
         script.fetch(first, 1.0)
@@ -138,10 +148,10 @@ def test_zipped_loaders_wait_each_for_itself(script: Script) -> None:
         script.step(2.0)
     timeline = script.read(TRAINING, OTHER_TRAINING)
     assert timeline.num_updates == 3
-    for loader, wait in ((TRAINING, 1.0), (OTHER_TRAINING, 3.0)):
+    for loader, wait, step in ((TRAINING, 1.0, [5.0, 5.0, 5.0]), (OTHER_TRAINING, 3.0, [3.0, 3.0, 2.0])):
         mine = timeline.of(loader)
         assert mine.wait.tolist() == [wait] * 3
-        assert mine.step.tolist() == [2.0] * 3
+        assert mine.step.tolist() == step
         assert mine.num_updates == 3
 
 
@@ -243,8 +253,8 @@ def test_a_validation_that_goes_on_from_step_to_step_counts_where_it_runs(script
         script.work(0.5)
     script.end(epoch)
     timeline = script.read(TRAINING)
-    assert timeline.other.tolist() == [0.25] * 3
-    assert timeline.step.tolist() == [2.5] * 3
+    assert timeline.other.tolist() == [0.75] * 3  # with what is done with its batch
+    assert timeline.step.tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize("data", [None, b'{"num_col'])

@@ -17,6 +17,9 @@ from stretto.profile.worker_logs import WorkerLog, mean_stages, read_worker_logs
 
 _WINDOWS = 120
 _BATCHES_IN_WINDOW = 4
+_UNSETTLED = 8  # batches, at most
+_NO_STEP = 20.0  # times the median
+_RARE = 0.02  # of the batches
 _WORST = 0.01  # the share of the batches that counts as a burst
 
 
@@ -53,6 +56,7 @@ def measure_pipelines(files: RankFiles, cores: float) -> dict[int, Pipeline]:
 def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
     loader = files.meta["loaders"][number]
     timeline = files.timeline.of(number)
+    settled = _settled(timeline)
     logs = _logs_of(files, loader)
     looks = loader["looks"]
     sizes = [look["num_examples"] for look in looks if look["num_examples"] is not None]
@@ -80,14 +84,28 @@ def _pipeline(files: RankFiles, number: int, cores: float) -> Pipeline:
         service_s=_joined([log.end - log.begin for log in rows], order),
         service_cpu_s=_joined([log.cpu_s for log in rows], order),
         core_wait_s=_joined([log.core_wait_s for log in rows], order),
-        wait_s=timeline.wait[~timeline.is_first],
-        step_s=timeline.step,
-        step_cpu_s=float(timeline.step_cpu.mean()) if len(timeline.step_cpu) else 0.0,
+        wait_s=settled.wait[~settled.is_first],
+        step_s=settled.step,
+        step_cpu_s=float(settled.step_cpu.mean()) if len(settled.step_cpu) else 0.0,
         first_wait_s=timeline.wait[timeline.is_first],
-        receive_s=_receive_s(loader, timeline),
+        receive_s=_receive_s(loader, settled),
         transfer_s=loader["transfer_s"],
         batches_per_update=1 / updates_per_batch if updates_per_batch else 1.0,
     )
+
+
+def _settled(timeline: Timeline) -> Timeline:
+    """Without the first batches, in which models are compiled, and the few with which something else was done.
+
+    A mean over what is left tells what a step takes; time spent on a checkpoint in the loop is not the step's.
+    """
+    num = len(timeline.begin)
+    is_settled = np.arange(num) >= min(_UNSETTLED, num // 8)
+    if is_settled.sum() > 1:
+        is_rare = timeline.step > _NO_STEP * np.median(timeline.step[is_settled])
+        if is_rare[is_settled].mean() <= _RARE:
+            is_settled &= ~is_rare
+    return timeline.take(is_settled)
 
 
 def _logs_of(files: RankFiles, loader: dict[str, Any]) -> list[WorkerLog]:

@@ -104,8 +104,8 @@ class Pipeline:
         if not len(self.wait_s):
             return service
         wait = float(self.wait_s.mean())
-        if not self.overlaps:
-            return wait
+        if not self.overlaps and (self.echo_factor == 1 or self.name == "EchoDataLoader"):
+            return wait  # an echo around the loader iterates it in a thread
         cycle = wait + self.t_down_s
         is_starved = wait > 0.05 * cycle
         fresh_cycle = cycle * self.echo_factor

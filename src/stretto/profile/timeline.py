@@ -65,7 +65,7 @@ class Timeline:
     def of(self, loader: int) -> "Timeline":
         """The fetches of one loader, each with what was done until its next one or until its iteration was over.
 
-        Waits for others are left out.
+        Waits for others are part of that: they would stay if this loader were instant.
         """
         at = np.flatnonzero(self.loader == loader)
         mine = self.take(at)
@@ -75,7 +75,9 @@ class Timeline:
         stop = np.minimum(np.append(at[1:], len(self.loader)), np.searchsorted(self.begin, mine.over))
         bounds = np.ravel([at, np.maximum(stop, at + 1)], order="F")
         names = ("step", "other", "step_cpu", "steps", "updates")
-        sums = {name: np.add.reduceat(np.append(getattr(self, name), 0), bounds)[::2] for name in names}
+        others_wait = np.where(self.loader == loader, 0.0, self.wait)
+        values = {name: getattr(self, name) for name in names} | {"step": self.step + others_wait}
+        sums = {name: np.add.reduceat(np.append(values[name], 0), bounds)[::2] for name in names}
         return replace(mine, **sums)
 
     def take(self, which: Any) -> "Timeline":
@@ -188,7 +190,10 @@ def _closings(ends: FloatArray, steps: FloatArray, begin: FloatArray, end: Float
 def _foreign(
     rows: FloatArray, kinds: NDArray[np.int64], is_ours: NDArray[np.bool_], end: FloatArray, close: FloatArray
 ) -> FloatArray:
-    """Seconds of other iterations inside each span [end, close]: validation in the middle of an epoch."""
+    """Seconds of other iterations inside each span [end, close]: validation in the middle of an epoch.
+
+    With what follows up to the next fetch, such as a checkpoint, unless an optimizer steps there.
+    """
     spans: dict[tuple[int, float], tuple[float, float]] = {}
     about = rows[np.isin(kinds, [Kind.ITER, Kind.FETCH, Kind.END, Kind.LEFT]) & ~is_ours]
     for at, row in zip(np.searchsorted(end, about[:, _BEGIN], side="right") - 1, about, strict=True):
@@ -200,6 +205,11 @@ def _foreign(
     for (at, _), (since, until) in sorted(spans.items(), key=lambda item: item[1]):
         result[at] += max(0.0, until - max(since, reached))
         reached = max(reached, until)
+    step_times = rows[kinds == Kind.STEP][:, _END]
+    last = {at: until for (at, _), (_, until) in sorted(spans.items(), key=lambda item: item[1][1])}
+    for at, until in last.items():
+        if np.searchsorted(step_times, until, "right") == np.searchsorted(step_times, close[at], "right"):
+            result[at] += close[at] - until
     return result
 
 

@@ -69,7 +69,9 @@ LOADERS: dict[str, Any] = {
     "a wider batch": lambda: DataLoader(
         Numbers(), BATCH_SIZE, collate_fn=Changing(lambda batch: torch.cat([batch, batch], 1))
     ),
-    "only empty batches": lambda: DataLoader(Numbers(), BATCH_SIZE, collate_fn=lambda items: torch.stack(items)[:0]),
+    "only empty batches": lambda: DataLoader(
+        Numbers(), BATCH_SIZE, collate_fn=lambda items: torch.stack(items)[:0]
+    ),
     "generators": lambda: DataLoader(Numbers(), BATCH_SIZE, collate_fn=lambda items: (item for item in items)),
     "restless": lambda: DataLoader(
         Numbers(), BATCH_SIZE, collate_fn=lambda items: torch.stack(items).as_subclass(Restless)

@@ -118,7 +118,7 @@ def later_ragged() -> dict[str, Any]:
 
 
 def stream() -> dict[str, Any]:
-    return train(DataLoader(Stream(), BATCH), 2)
+    return train(DataLoader(Stream(), BATCH), 1)
 
 
 def odd() -> dict[str, Any]:
