@@ -1,6 +1,8 @@
 """`stretto run`: a training script, unchanged, measured and if asked for echoed."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -47,13 +49,28 @@ def run(
         options = RunOptions(echo=parse_factor(echo), steps=steps, workers=workers, prefetch=prefetch)
         with script_run(command, options) as finished:
             record = finished.record
+            errors = []
             if json_file is not None:
-                write_json(record, json_file)
+                errors += _try(lambda path: write_json(record, path), json_file)
             if html_file is not None:
-                write_page(record, html_file)
+                errors += _try(lambda path: write_page(record, path), html_file)
             if trace_file is not None:
-                write_trace(trace_file, events=trace_events(finished.directory))
-            print_report(record, console(sys.stderr))
+                errors += _try(lambda path: write_trace(path, events=trace_events(finished.directory)), trace_file)
     except (ValueError, RuntimeError, OSError) as error:
         fail("run", error, 2)
-    raise typer.Exit(end_as(record))
+    try:
+        print_report(record, console(sys.stderr))
+        for problem in errors:
+            console(sys.stderr).print(f"stretto run: {problem}", style="red", markup=False)
+    except OSError:  # whoever read it has gone: the script's exit code stays its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    raise typer.Exit(end_as(record) or (2 if errors else 0))
+
+
+def _try(write: Callable[[Path], None], path: Path) -> list[str]:
+    """Write a file of the run's. A long run's other files do not depend on it."""
+    try:
+        write(path)
+    except (ValueError, RuntimeError, OSError) as error:
+        return [f"{path} could not be written: {error}"]
+    return []

@@ -1,6 +1,7 @@
 """What the verbs share: errors, files of JSON."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,9 +18,16 @@ def fail(verb: str, error: Exception | str, code: int) -> NoReturn:
 
 
 def check_writable(path: Path | None) -> None:
-    """Raise ValueError if the folder of a file that is to be written does not exist. "-" is the standard output."""
-    if path is not None and not path.resolve().parent.is_dir():
-        raise ValueError(f"{path}: there is no folder {path.resolve().parent}; make it first")
+    """Raise ValueError if a file cannot be written there. "-" is the standard output."""
+    if path is None or str(path) == "-":
+        return
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise ValueError(f"{path}: there is no folder {folder}; make it first")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: expected the name of a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ValueError(f"{path}: it may not be written; choose another place")
 
 
 def write_json(record: Any, path: Path) -> None:

@@ -29,7 +29,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.echo is not None:
             object.__setattr__(self, "echo", check_factor(self.echo))
-        for name, at_least in (("steps", 1), ("workers", 0), ("prefetch", 1)):
+        for name, at_least in (("steps", 2), ("workers", 0), ("prefetch", 1)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), at_least=at_least)
         if self.prefetch is not None and self.workers == 0:

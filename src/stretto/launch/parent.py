@@ -18,6 +18,7 @@ from stretto.launch.options import RunOptions
 from stretto.profile.build import Ending, build_record
 from stretto.profile.schema import RunRecord
 
+_LEAST_FREE_BYTES = 1 << 16
 _INJECTED = Path(__file__).parent / "inject"
 _FORWARDED = [
     getattr(signal, name)
@@ -62,6 +63,8 @@ def script_run(command: list[str], options: RunOptions, *, capture: bool = False
         ending = Ending(command=command, options=options.to_json())
         status, output = _run_child(arguments, _environment(directory, options), capture=capture)
         ending.set_status(status)
+        if shutil.disk_usage(directory).free < _LEAST_FREE_BYTES:
+            ending.problem = f"the disk of {directory.parent} is full, so what was recorded is not all there"
         yield Run(build_record(directory, ending), directory, output)
 
 
@@ -74,11 +77,23 @@ def _resolve(command: list[str]) -> list[str]:
     program = shutil.which(command[0], path=_path())
     if program is None:
         raise ValueError(f"{command[0]}: there is no such program on PATH")
-    script = next((word for word in command[1:] if not word.startswith("-")), None)
-    is_script = Path(program).name.startswith("python") and not {"-m", "-c", "-"} & set(command[1:2])
-    if is_script and script is not None and script.endswith(".py") and not Path(script).exists():
+    script = _script_of(command) if Path(program).name.startswith("python") else None
+    if script is not None and not Path(script).exists():
         raise ValueError(f"{script}: there is no such script in {Path.cwd()}")
     return [program, *command[1:]]
+
+
+def _script_of(command: list[str]) -> str | None:
+    """The script that a Python is given, by its command line; None for -m, -c and the standard input."""
+    words = iter(command[1:])
+    for word in words:
+        if word in ("-W", "-X"):  # the options that have a value of their own
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+        elif word.startswith(("-m", "-c")) or word == "-":
+            return None
+    return None
 
 
 def _path() -> str:

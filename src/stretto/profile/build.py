@@ -15,7 +15,7 @@ from stretto.profile.advise import advise, verdict
 from stretto.profile.cores import usable_cores
 from stretto.profile.items import find_repeated_augmentation
 from stretto.profile.measure import RankFiles, measure_pipelines, measure_rank, read_ranks
-from stretto.profile.pipeline import Pipeline
+from stretto.profile.pipeline import HELPS_FROM_R, Pipeline
 from stretto.profile.schema import VERSION, RankRecord, RunRecord
 
 _STANDS_OUT = 1.1  # a rank that waits so many times as long as the others' median is named
@@ -33,6 +33,8 @@ class Ending:
     seconds: float = 0.0
     exit_code: int | None = None
     exit_signal: str | None = None
+    problem: str | None = None
+    """Why the files may not hold all that happened."""
 
     def set_status(self, status: int) -> None:
         """It has ended with this exit status, the negative of a signal's number where one ended it."""
@@ -69,11 +71,12 @@ def build_record(directory: Path, ending: Ending, *, skip: int = 0) -> RunRecord
         evidence=[],
         next_step="",
         advice=[],
-        findings=_findings(directory, files),
+        findings=_findings(directory, files, ending),
     )
     if not ranks:
         record["verdict"], record["evidence"], record["next_step"] = _nothing_recognised(directory, files, ending)
         return _finite(record)
+    record["findings"] += _needless_echoes(ranks)
     worst = max(range(len(ranks)), key=lambda at: ranks[at]["stall_percent"])
     pipeline = main_pipeline(pipelines[worst])
     record["advice"] = advise(pipeline)
@@ -84,6 +87,17 @@ def build_record(directory: Path, ending: Ending, *, skip: int = 0) -> RunRecord
 def main_pipeline(pipelines: dict[int, Pipeline]) -> Pipeline:
     """The one that the updates wait for the most."""
     return max(pipelines.values(), key=lambda p: float(p.wait_s.sum() + p.first_wait_s.sum()))
+
+
+def _needless_echoes(ranks: list[RankRecord]) -> list[str]:
+    found = [
+        f"{loader['name']}: R is {loader['ratio']:.2g}, so its echo has nothing to fill: without it, updates would "
+        "come as quickly, and of fresh examples"
+        for rank in ranks
+        for loader in rank["loaders"]
+        if loader["echo"] is not None and loader["ratio"] is not None and loader["ratio"] < HELPS_FROM_R
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _straggler(ranks: list[RankRecord]) -> str | None:
@@ -102,8 +116,8 @@ def _straggler(ranks: list[RankRecord]) -> str | None:
     )
 
 
-def _findings(directory: Path, files: list[RankFiles]) -> list[str]:
-    found = []
+def _findings(directory: Path, files: list[RankFiles], ending: Ending) -> list[str]:
+    found = [] if ending.problem is None else [ending.problem]
     for rank in files:
         for loader in rank.meta["loaders"]:
             if loader["echo"] is None and loader["is_training"]:
@@ -132,7 +146,7 @@ def _nothing_recognised(directory: Path, files: list[RankFiles], ending: Ending)
     if not files:
         return (
             head,
-            ["no Python process that was started imported torch"],
+            [ending.problem or "no Python process that was started imported torch"],
             "Give the command that trains, such as: stretto run -- python train.py",
         )
     evidence: list[str] = []
