@@ -19,7 +19,7 @@ from typing import Any
 
 import starved
 import torch
-from harness import Report, Spread, parse_arguments
+from harness import Report, Spread, parse_arguments, write_table
 from starved import JOBS, Job, Trainer, epochs
 from torch.utils.data import DataLoader, Dataset
 
@@ -185,6 +185,20 @@ def title(one: AdviceRecord) -> str:
     return ", ".join(f"{name}={value}" for name, value in one["change"].items())
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """For docs/profile.md: updates a second, of each job and piece of advice."""
+    lines = ["| job | change | predicted | measured | predicted / measured |", "|---|---|---:|---:|---:|"]
+    for rate_of, ratio_of in zip(results[::2], results[1::2], strict=True):
+        (job, what), known = rate_of["what"].rsplit(":", 1)[0].split(", ", 1), rate_of["what"].rsplit(" ", 1)[1]
+        missed = " (missed)" if ratio_of["reached"] is False else ""
+        numbers = f"{rate_of['median']:.1f} | {ratio_of['median']:.2f}{missed}"
+        if what == "as it is":
+            lines.append(f"| **{job}** | none: as profiled | {known} | {numbers} |")
+        else:
+            lines.append(f"| {job} | `{what}` | {known} | {numbers} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=1)
     report = Report("advice", arguments)
@@ -194,6 +208,8 @@ def main() -> None:
     for name in ["slow-decode"] if arguments.quick else JOBS:
         measure(report, name, QUICK if arguments.quick else FULL)
     report.finish()
+    if not arguments.quick and arguments.out is None:
+        write_table("docs/profile.md", "advice", table(report.results))
 
 
 if __name__ == "__main__":

@@ -31,15 +31,15 @@ def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
         assert line in readme
 
 
-@pytest.mark.parametrize("benchmark", ["jpeg", "fresh_examples"])
+@pytest.mark.parametrize("benchmark", ["jpeg", "fresh_examples", "advice"])
 def test_the_tables_in_the_guide_are_those_that_the_benchmarks_wrote(
     benchmark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     module = importlib.import_module(benchmark)
-    if benchmark == "jpeg":
-        table = module.table(json.loads((ROOT / "benchmarks/results/jpeg.json").read_text())["results"])
-    else:
+    if benchmark == "fresh_examples":
         table = module.tables(module.read_runs(module.RUNS))
-    page = (ROOT / "docs/where.md").read_text()
+    else:
+        table = module.table(json.loads((ROOT / f"benchmarks/results/{benchmark}.json").read_text())["results"])
+    page = (ROOT / f"docs/{'profile' if benchmark == 'advice' else 'where'}.md").read_text()
     assert f"<!-- made by benchmarks/{benchmark}.py -->\n{table}\n<!-- end -->" in page

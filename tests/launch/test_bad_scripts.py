@@ -2,11 +2,13 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from stretto.launch.options import RunOptions, parse_factor
 from stretto.launch.parent import run_script, script_run
+from stretto.profile.build import Ending, build_record
 from stretto.profile.schema import RunRecord
 from tests.launch.running import SCRIPTS
 
@@ -30,6 +32,7 @@ def records() -> dict[str, RunRecord]:
         (["python", "nowhere.py"], "nowhere.py: there is no such script in"),
         (["nowhere.py"], "nowhere.py: there is no such script in"),
         (["python", "-u", "nowhere.py", "x.py"], "nowhere.py: there is no such script in"),
+        (["python", "-W", "ignore", "-X", "dev", "nowhere.py"], "nowhere.py: there is no such script in"),
         (["no-such-program", "train.py"], "no-such-program: there is no such program on PATH"),
         ([], "there is no command: expected something like"),
     ],
@@ -48,8 +51,15 @@ def test_a_factor_that_is_none_is_refused(text: str) -> None:
 def test_options_that_cannot_work_together_are_refused() -> None:
     with pytest.raises(ValueError, match="prefetch=2 with workers=0"):
         RunOptions(workers=0, prefetch=2)
-    with pytest.raises(ValueError, match="steps=0"):
-        RunOptions(steps=0)
+    with pytest.raises(ValueError, match="steps=1: expected an integer >= 2"):  # one step recognises no loader
+        RunOptions(steps=1)
+
+
+def test_a_disk_that_was_full_is_said_to_be_why_nothing_was_seen(tmp_path: Path) -> None:
+    ending = Ending(command=["python", "x.py"], options={}, problem="the disk of /tmp is full")
+    ending.set_status(0)
+    record = build_record(tmp_path, ending)
+    assert record["evidence"] == record["findings"] == ["the disk of /tmp is full"]
 
 
 def test_a_program_without_torch(capfd: pytest.CaptureFixture[str]) -> None:
