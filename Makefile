@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/stretto demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -157,7 +157,7 @@ def echo_advice(
         fresh_per_s=895.0,
         speedup=factor,
         speedup_measured=measured,
-        command=f"stretto run --echo {factor:g} -- python train.py --data photos",
+        command=f"--echo {factor:g}",
     )
 
 
@@ -193,7 +193,7 @@ def starved() -> RunRecord:
                 fresh_per_s=3219.0,
                 speedup=3.6,
                 speedup_measured=3.6,
-                command="stretto run --workers 8 -- python train.py --data photos",
+                command="--workers 8",
             ),
             echo_advice("decode", "Echo after decode, 3 uses each", 3.21, 3.0, 4096 * 602_112, 2.61),
             echo_advice("examples", "Echo examples after the loader", 3.67, 3.0, 4096 * 602_112, 2.22),

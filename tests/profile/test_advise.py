@@ -94,7 +94,7 @@ def test_a_read_that_sleeps_is_a_wait_and_is_met_by_more_workers_than_cores() ->
     assert first["command"] == "--workers 7"
     assert first["updates_per_s"] == pytest.approx(100)
     assert first["speedup"] == pytest.approx(3.2)
-    assert next_step.endswith("Try it: stretto run --workers 7 -- python train.py")
+    assert next_step.endswith("times the updates a second.")
 
 
 def test_a_decoder_that_computes_is_not_met_by_more_workers() -> None:

@@ -30,7 +30,17 @@ def test_verdict_comes_first_evidence_second_and_the_next_step_last() -> None:
     assert lines[0] == record["verdict"]
     headings = [line for line in lines if line in {"Where the time went", "Evidence", "Also found", "Next step"}]
     assert headings == ["Where the time went", "Evidence", "Also found", "Next step"]
-    assert lines[-2:] == [record["next_step"], "  stretto run --workers 8 -- python train.py --data photos"]
+    assert lines[-3:] == [
+        record["next_step"],
+        "To try without an edit (Start 8 workers instead of 2):",
+        "  stretto run --workers 8 -- python train.py --data photos",
+    ]
+
+
+def test_a_profile_of_a_program_has_nothing_to_try_from_outside() -> None:
+    record = records.starved()
+    record["options"] = {"updates": 100, "warmup": 10}
+    assert printed(record).splitlines()[-1] == record["next_step"]
 
 
 def test_the_bar_of_a_rank_has_the_parts_of_its_time() -> None:

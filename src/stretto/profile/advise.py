@@ -210,5 +210,4 @@ def _next_step(advice: list[AdviceRecord], *, is_fine: bool) -> str:
         gain = f", predicted to reach a target {first['speedup_measured']:.2f} times sooner"
     elif first["speedup"] is not None:
         gain = f", predicted to give {first['speedup']:.2f} times the updates a second"
-    how = f" Try it: stretto run {first['command']} -- python train.py" if first["command"] else ""
-    return f"{'Nothing has to be done. For more: ' if is_fine else ''}{first['title']}{gain}.{how}"
+    return f"{'Nothing has to be done. For more: ' if is_fine else ''}{first['title']}{gain}."

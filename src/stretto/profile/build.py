@@ -76,7 +76,7 @@ def build_record(directory: Path, ending: Ending, *, skip: int = 0) -> RunRecord
     if not ranks:
         record["verdict"], record["evidence"], record["next_step"] = _nothing_recognised(directory, files, ending)
         return _finite(record)
-    record["findings"] += _needless_echoes(ranks)
+    record["findings"] += needless_echoes(ranks)
     worst = max(range(len(ranks)), key=lambda at: ranks[at]["stall_percent"])
     pipeline = main_pipeline(pipelines[worst])
     record["advice"] = advise(pipeline)
@@ -89,7 +89,8 @@ def main_pipeline(pipelines: dict[int, Pipeline]) -> Pipeline:
     return max(pipelines.values(), key=lambda p: float(p.wait_s.sum() + p.first_wait_s.sum()))
 
 
-def _needless_echoes(ranks: list[RankRecord]) -> list[str]:
+def needless_echoes(ranks: list[RankRecord]) -> list[str]:
+    """A sentence for each loader whose echo had no wait to fill."""
     found = [
         f"{loader['name']}: R is {loader['ratio']:.2g}, so its echo has nothing to fill: without it, updates would "
         "come as quickly, and of fresh examples"

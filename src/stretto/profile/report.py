@@ -63,12 +63,10 @@ class _Report:
 
     def _next_step(self) -> None:
         self._heading("Next step")
-        text = self._record["next_step"]
-        command = next((advice["command"] for advice in self._record["advice"] if advice["command"]), None)
-        if command is None or command in text:
-            self._console.print(self._text(text), soft_wrap=command is not None)
-        else:
-            self._say(text)
+        self._say(self._record["next_step"])
+        if (found := view.to_try(self._record)) is not None:
+            title, command = found
+            self._say(f"To try without an edit ({title}):")
             # Whole, so that it can be copied; the terminal wraps it.
             self._console.print(self._text(f"  {command}", "cyan"), soft_wrap=True)
 

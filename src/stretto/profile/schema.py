@@ -177,7 +177,7 @@ class AdviceRecord(TypedDict):
     speedup_measured: float | None
     """To a target, at the worth of a repeated use measured in benchmarks/results/fresh_examples.json."""
     command: str | None
-    """What tries it on the unchanged script, if `stretto run` can."""
+    """The options of `stretto run` that try it on the unchanged script, such as "--workers 6"; None if none do."""
 
 
 class RunRecord(TypedDict):

@@ -1,6 +1,7 @@
 """What the terminal report and the page both show of a record, and numbers with their units."""
 
 import math
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,17 @@ _BYTES = tuple(
     for k, unit, limit in ((1, "KiB", 1000), (2, "MiB", 1000), (3, "GiB", 1000), (4, "TiB", math.inf))
 )
 _POINTS = {"batch": "whole batches", "examples": "examples after the loader"}
+
+
+def to_try(record: RunRecord) -> tuple[str, str] | None:
+    """The first advice that needs no edit of the script: its title, and the command line that tries it.
+
+    None if there is none, and for what `stretto.profile` measured in a program of its own.
+    """
+    advice = next((advice for advice in record["advice"] if advice["command"]), None)
+    if advice is None or "echo" not in record["options"]:
+        return None
+    return advice["title"], f"stretto run {advice['command']} -- {shlex.join(record['command'])}"
 
 
 def is_shown(value: float | None) -> bool:
