@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stretto
 from stretto.profile.advise import advise, verdict
-from stretto.profile.pipeline import Pipeline, Stage
+from stretto.profile.pipeline import Pipeline, Stage, fixed_stages
 from stretto.profile.schema import AdviceRecord
 from stretto.profile.worth import MEASURED, SOURCE, Where, worth
 from tests.profile.pipelines import constant, make_pipeline, make_stage, simulated
@@ -179,6 +179,32 @@ def test_a_data_set_that_fits_in_memory_can_be_kept_after_its_slow_stage() -> No
     assert record["buffer_bytes"] == 1000 * 1600 * 2  # in each of two workers
     assert "cache" not in actions(replace(pipeline, num_examples=10**12))
     assert "cache" not in actions(SLOW_DECODE)  # one epoch
+
+
+@pytest.mark.parametrize(
+    ("names", "num_fixed"),
+    [
+        (["read", "decode", "augment"], 2),
+        (["read", "Resize", "ToTensor", "Normalize", "Normalize_2"], 5),
+        (["read", "RandomResizedCrop", "Normalize"], 1),
+        (["read", "LoadImaged", "Spacingd", "RandFlipd"], 3),
+        (["mystery", "decode", "function"], 2),
+        ([], 0),
+    ],
+)
+def test_stages_behind_one_that_may_be_random_are_not_fixed(names: list[str], num_fixed: int) -> None:
+    stages = [make_stage(name, cpu_s=0.001) for name in names]
+    assert fixed_stages(stages) == stages[:num_fixed]
+
+
+def test_nothing_random_is_kept_in_memory_and_a_use_behind_it_counts_as_after_augmentation() -> None:
+    stages = tuple(
+        replace(stage, name="RandomCrop" if stage.name == "decode" else stage.name) for stage in SLOW_DECODE.stages
+    )
+    pipeline = replace(SLOW_DECODE, num_epochs=5, stages=stages)
+    assert all(record["where"] == "read" for record in advise(pipeline) if record["action"] == "cache")
+    assert "a later stage is random" not in find(pipeline, "echo", "RandomCrop")["why"]
+    assert "a later stage is random" in find(SLOW_DECODE, "echo", "decode")["why"]
 
 
 def test_every_insertion_point_is_listed_with_r_falling_as_it_moves_up() -> None:

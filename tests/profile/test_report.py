@@ -140,8 +140,8 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_of_the_script_are_never_markup(width: int) -> None:
     name = "[red]x[/] [/nothing] :smile:"
     text = " ".join(printed(records.with_names(name), width).split())
-    # Verdict, two ranks, straggler, evidence, finding, next step; two in a heading; stages; advice.
-    assert text.count(name) == 7 + 2 + 4 + 4
+    # Verdict, two ranks, straggler, evidence, finding, next step; two in a heading; stages; advice; what to try.
+    assert text.count(name) == 7 + 2 + 4 + 4 + 3
 
 
 def test_control_characters_of_the_script_do_not_reach_the_terminal() -> None:

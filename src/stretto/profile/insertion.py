@@ -13,7 +13,7 @@ from stretto.echo.buffer import DEFAULT_BATCHES, DEFAULT_BYTES
 from stretto.echo.factor import Factor
 from stretto.echo.plan import SLOT_BYTES
 from stretto.profile.model import Model, Prediction, before_shares, split_service
-from stretto.profile.pipeline import HELPS_FROM_R, Stage
+from stretto.profile.pipeline import HELPS_FROM_R, Stage, fixed_stages
 from stretto.profile.remedies import HELPS, insertion_stages, make_record, ms, size_text, smallest
 from stretto.profile.schema import AdviceRecord
 from stretto.profile.simulate import Settings
@@ -52,13 +52,14 @@ def _points(model: Model) -> Iterator[_Point]:
     rows = max(1, round(pipeline.batch_size))
     inside = "in the workers" if pipeline.overlaps else "in the loader"
     stages = insertion_stages(model) if pipeline.is_map_style else []
+    before = [stage for stage in fixed_stages(stages) if stage is not stages[-1]]
     for stage in stages:
         items = _room(rows * DEFAULT_BATCHES, stage.item_bytes, at_least=rows * max(1, pipeline.num_workers))
         yield _Point(
             where=stage.name,
             title=f'after "{stage.name}", {inside}: EchoDataLoader(factor={{}}, echo_after="{stage.name}")',
             ratio=_ratio_after(model, stage),
-            worth="after" if stage is stages[-1] else "before",
+            worth="before" if stage in before else "after",
             settings=replace(present, echo_after=stage.name),
             change={"echo_after": stage.name},
             items=items,

@@ -1,5 +1,7 @@
 """What was measured of a training loader and the updates that it feeds: the input of the model and the advice."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +28,26 @@ class Stage:
     def cpu_share(self) -> float:
         """cpu_s / wall_s, at most 1."""
         return min(1.0, self.cpu_s / self.wall_s) if self.wall_s else 0.0
+
+
+_FIXED = {
+    *("read", "decode", "load", "parse", "open", "fetch", "tokenize", "tokenise", "collate"),
+    *("totensor", "piltotensor", "toimage", "topilimage", "todtype", "totensorv2", "convertimagedtype", "tofloat"),
+    *("resize", "centercrop", "longestmaxsize", "smallestmaxsize", "pad", "padifneeded", "grayscale"),
+    *("normalize", "normalise", "scaleintensity", "scaleintensityrange"),
+    *("loadimage", "ensurechannelfirst", "ensuretype", "orientation", "spacing"),
+}
+"""Names, without underscores, of stages that return the same each time; MONAI's for dictionaries end in "d"."""
+
+
+def fixed_stages(stages: Sequence[Stage]) -> list[Stage]:
+    """The first stages that return the same each time, as far as names tell; the very first one always counts.
+
+    Any other name may be that of a random stage, and what follows a random stage is random too.
+    """
+    names = [re.sub(r"_\d+$", "", stage.name).lower().replace("_", "") for stage in stages]
+    random_ones = [at for at, name in enumerate(names) if at and not {name, name.removesuffix("d")} & _FIXED]
+    return list(stages[: min(random_ones, default=None)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

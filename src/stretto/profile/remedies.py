@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from stretto.profile.model import Model, Prediction, stage_parts
+from stretto.profile.pipeline import fixed_stages
 from stretto.profile.schema import AdviceRecord
 
 HELPS = 1.05
@@ -181,14 +182,17 @@ def pin_memory(model: Model) -> AdviceRecord | None:
 
 
 def cache(model: Model) -> AdviceRecord | None:
-    """Results of a stage kept for good: the earliest stage that gives nearly the most, and fits in memory."""
+    """Results of a stage kept for good: the earliest stage that gives nearly the most, and fits in memory.
+
+    Not of a random stage or one behind it: the augmentation would be the same in every epoch.
+    """
     pipeline = model.pipeline
     if not pipeline.is_map_style or not pipeline.num_examples or pipeline.num_epochs < 2:
         return None
     available = _SHARE_OF_MEMORY * psutil.virtual_memory().available
     holders = max(1, pipeline.num_workers)
     sizes = {}
-    for stage in insertion_stages(model):
+    for stage in fixed_stages(insertion_stages(model)):
         size = (stage.item_bytes or 0) * pipeline.num_examples * holders
         if 0 < size <= available:
             sizes[stage.name] = int(size)
