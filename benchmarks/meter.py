@@ -19,7 +19,7 @@ from typing import Any
 
 import starved
 import torch
-from harness import Report, Spread, difference, parse_arguments, ratio, take_turns
+from harness import Report, Spread, difference, parse_arguments, ratio, take_turns, write_table
 from starved import UNHURRIED
 from torch.utils.data import DataLoader
 
@@ -148,6 +148,17 @@ def measure_parts(report: Report, scale: int) -> None:
     report.add("the same as a ratio", ratio(costs["metered batch"], costs["batch"]), "")
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """For docs/profile.md: each script's update, and what being measured costs it."""
+    of = {line["what"]: line for line in results}
+    lines = ["| script | an update | under `stretto run` / without (quartiles or extremes) |", "|---|---:|---:|"]
+    for title in TITLES.values():
+        update, cost = of[f"{title}: an update"], of[f"{title}: under stretto run / without"]
+        spread = f"{cost['median']:.3f} ({cost['low']:.3f} .. {cost['high']:.3f})"
+        lines.append(f"| {title} | {update['median']:.1f} ms | {spread} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=10)
     report = Report("meter", arguments)
@@ -158,6 +169,8 @@ def main() -> None:
     report.add("the light loader: bytes of the record", Spread.of([value]), "an update")
     measure_scripts(report, updates)
     report.finish()
+    if not arguments.quick and arguments.out is None:
+        write_table("docs/profile.md", "meter", table(report.results))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
         assert line in readme
 
 
-@pytest.mark.parametrize("benchmark", ["jpeg", "fresh_examples", "advice"])
+@pytest.mark.parametrize("benchmark", ["jpeg", "fresh_examples", "advice", "meter"])
 def test_the_tables_in_the_guide_are_those_that_the_benchmarks_wrote(
     benchmark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,5 +41,5 @@ def test_the_tables_in_the_guide_are_those_that_the_benchmarks_wrote(
         table = module.tables(module.read_runs(module.RUNS))
     else:
         table = module.table(json.loads((ROOT / f"benchmarks/results/{benchmark}.json").read_text())["results"])
-    page = (ROOT / f"docs/{'profile' if benchmark == 'advice' else 'where'}.md").read_text()
+    page = (ROOT / f"docs/{'where' if benchmark in ('jpeg', 'fresh_examples') else 'profile'}.md").read_text()
     assert f"<!-- made by benchmarks/{benchmark}.py -->\n{table}\n<!-- end -->" in page
