@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Begun first, so that neither of the two processes is left with them alone at the end.
+SLOWEST := tests/test_benchmarks.py tests/test_examples.py
 
 .PHONY: demo test lint types clean
 
@@ -15,7 +17,7 @@ demo: $(VENV)/.installed
 	$(BIN)/stretto demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST) tests
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
