@@ -16,7 +16,7 @@ from stretto.profile.cores import (
 MOUNT_2 = "30 24 0:27 {part} /sys/fs/cgroup rw,nosuid shared:4 master:1 - cgroup2 cgroup2 rw,nsdelegate"
 MOUNT_1 = "32 31 0:29 {part} /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct"
 MEMORY_1 = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
-OTHER = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw"
+OTHER = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
 
 
 def tree(root: Path, cgroup: str, mounts: list[str], files: dict[str, str]) -> Path:

@@ -78,8 +78,7 @@ class LoaderLog:
 
     def to_json(self) -> dict[str, Any]:
         """For the file."""
-        if self.read_echo is not None:
-            self.echo = self.read_echo() or self.echo
+        self.realised_factor()  # reads the echo's present state
         return {
             "number": self.number,
             **self.description,
