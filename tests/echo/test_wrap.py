@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from stretto import StagedDataset
-from stretto.echo.tree import clone, count_bytes
+from stretto.tree import clone, count_bytes
 from tests.echo.transforms import (
     Add,
     AlbuCompose,

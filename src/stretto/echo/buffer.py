@@ -21,7 +21,7 @@ import torch
 from stretto.echo.leaf import PooledLeaf, why_not_rows
 from stretto.echo.plan import SLOT_BYTES, IntArray
 from stretto.echo.state import to_plain
-from stretto.echo.tree import clone, count_bytes, describe, flatten, move, revive
+from stretto.tree import clone, count_bytes, describe, flatten, move, revive
 
 DEFAULT_BATCHES = 64
 DEFAULT_BYTES = 1 << 30

@@ -5,7 +5,7 @@ from typing import Any
 
 from stretto.echo.factor import num_uses
 from stretto.echo.settings import Settings, loader_length
-from stretto.echo.tree import flatten
+from stretto.tree import flatten
 
 
 def updates_per_epoch(loader: Any, settings: Settings) -> int | None:

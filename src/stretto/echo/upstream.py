@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from stretto.echo.buffer import Buffer, Prepared
 from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.plan import IntArray
-from stretto.echo.tree import clone
+from stretto.tree import clone
 
 THREAD_NAME = "stretto-upstream"
 _LOG = logging.getLogger(__name__)

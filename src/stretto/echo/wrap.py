@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 
 from stretto.echo.compose import Part, take_apart
 from stretto.echo.deferred import Call, CannotTakeApart, Deferred, StandIn, calls_made
-from stretto.echo.tree import Structure, clone, flatten
+from stretto.tree import Structure, clone, flatten
 
 
 def stages_of(dataset: Any) -> dict[str, Callable[[Any], Any]]:

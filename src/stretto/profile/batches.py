@@ -17,7 +17,7 @@ from stretto.echo.dataloader import EchoDataLoader
 from stretto.echo.factor import Factor
 from stretto.echo.loader import EchoLoader
 from stretto.echo.settings import loader_length
-from stretto.echo.tree import clone, count_bytes, flatten
+from stretto.tree import clone, count_bytes, flatten
 
 _SAMPLE = 64  # values of a leaf that are hashed
 _LEAVES = 2  # of a batch

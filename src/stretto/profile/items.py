@@ -18,8 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stretto.echo.generators import GLOBAL_GENERATORS, MAX_DEPTH, WITHOUT_PARTS, parts_of, seeder_of
-from stretto.echo.tree import count_bytes
 from stretto.profile.rows import read_rows
+from stretto.tree import count_bytes
 
 NUM_HASHED = 128
 """About how many indices are hashed in an iteration, and after how many items a process stops in any case."""

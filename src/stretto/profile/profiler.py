@@ -26,7 +26,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from stretto.echo.loader import EchoLoader
 from stretto.echo.settings import check_int
-from stretto.echo.tree import clone
 from stretto.echo.workers.parts import Echoed
 from stretto.profile.build import Ending, build_record
 from stretto.profile.hooks import Hooks
@@ -34,6 +33,7 @@ from stretto.profile.meter import Meter
 from stretto.profile.schema import AdviceRecord, RunRecord
 from stretto.profile.spans import trace_events
 from stretto.profile.trace import Counter, Span, write_trace
+from stretto.tree import clone
 
 _MOST_ALONE = 50  # batches of a run of one side alone
 _MOST_REREAD = 32  # examples read twice

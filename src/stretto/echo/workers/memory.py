@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from torch.utils.data import Dataset
 
 from stretto.echo.buffer import DEFAULT_BATCHES, DEFAULT_BYTES, Bound
-from stretto.echo.tree import clone, count_bytes
 from stretto.echo.workers.board import Board, Count
 from stretto.echo.workers.parts import ABSENT, Echoed, Parts
+from stretto.tree import clone, count_bytes
 
 Use = tuple[int, int, Any, int, bool]
 """(epoch, position in its order, index, which use from 0, whether it is the last)."""

@@ -14,11 +14,11 @@ from stretto.echo.buffer import Bound
 from stretto.echo.factor import Factor
 from stretto.echo.keyed import derive_key
 from stretto.echo.settings import rank_and_world_size
-from stretto.echo.tree import clone
 from stretto.echo.workers.board import Count
 from stretto.echo.workers.lanes import Lanes, LaneSettings
 from stretto.echo.workers.memory import NUM_PROBED, count_residents, resident_bytes
 from stretto.echo.workers.parts import Echoed, Parts
+from stretto.tree import clone
 
 _WORKER = 0x3A9B  # the purpose of a worker's seed
 

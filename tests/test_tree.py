@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import stretto
-from stretto.echo.tree import flatten
+from stretto.tree import flatten
 
 
 class Pair(NamedTuple):
