@@ -30,6 +30,6 @@ def check_names(names_of_blocks: Sequence[Iterable[str]]) -> None:
             if name in owners:
                 raise ValueError(
                     f"{name!r} is a name in block {owners[name]} and in block {index}: names of merged weights "
-                    "must differ. Cut the model with stretto.pipelining.partition, or give each block modules of its own"
+                    "must differ. Cut the model with stretto.pipelining.partition, or copy what the blocks share"
                 )
             owners[name] = index

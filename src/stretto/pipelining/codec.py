@@ -1,0 +1,102 @@
+"""What passes between two blocks: a tree whose tensors are described, and the tensors, flat.
+
+A message is a tree of any nesting. Its tensors travel in the order of their storage where they are dense in it
+(channels_last, say), else made contiguous, and arrive with the shape and strides they left with. Everything else
+(numbers, strings, None) travels in the description. The simulator passes its boundaries through the same codec, so
+that both see the same tensors.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stretto.tree import flatten
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """What stands for a tensor in a description: all that is needed to receive it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    requires_grad: bool
+
+    @property
+    def num_elements(self) -> int:
+        """Elements under way."""
+        return torch.Size(self.shape).numel()
+
+    def restore(self, flat: torch.Tensor) -> torch.Tensor:
+        """The tensor whose elements `flat` [num_elements] holds in storage order."""
+        return flat.as_strided(self.shape, self.strides).requires_grad_(self.requires_grad)
+
+
+def encode(
+    tree: Any, requires_grad: bool | None = None, held: Iterable[torch.Tensor] = ()
+) -> tuple[Any, list[torch.Tensor]]:
+    """Describe `tree`, with a `TensorShape` for each tensor, and give the tensors, flat and without a copy if dense.
+
+    `requires_grad` is what floating tensors are said to require; None keeps what each says itself. Tensors that
+    share memory with one of `held` (weights and buffers, which the next update changes) are copied.
+
+    Raises TypeError for sparse, quantized and nested tensors, naming the place in `tree`.
+    """
+    leaves, structure = flatten(tree)
+    held_memory = {tensor.untyped_storage().data_ptr() for tensor in held}
+    described: list[Any] = []
+    flat: list[torch.Tensor] = []
+    for leaf, path in zip(leaves, structure.paths, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            described.append(leaf)
+            continue
+        if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+            raise TypeError(
+                f"the tensor at {path or 'the root'} of what passes between two blocks is {leaf.layout}, "
+                f"{leaf.dtype}: expected a dense one. Pass its parts (indices and values, say)"
+            )
+        tensor = leaf.detach().resolve_conj().resolve_neg()
+        if not _is_dense(tensor):
+            tensor = tensor.contiguous()
+        if tensor.untyped_storage().data_ptr() in held_memory:
+            tensor = tensor.clone()
+        needs = leaf.requires_grad if requires_grad is None else requires_grad and can_have_gradient(leaf)
+        described.append(TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), needs))
+        flat.append(tensor.as_strided((tensor.numel(),), (1,)))
+    return structure.build(described), flat
+
+
+def shapes_in(description: Any) -> list[TensorShape]:
+    """The tensors to come, in order."""
+    return [leaf for leaf in flatten(description)[0] if isinstance(leaf, TensorShape)]
+
+
+def decode(description: Any, flat: Sequence[torch.Tensor]) -> Any:
+    """Build the tree again from tensors that nobody else writes to."""
+    leaves, structure = flatten(description)
+    rest = iter(flat)
+    return structure.build([leaf.restore(next(rest)) if isinstance(leaf, TensorShape) else leaf for leaf in leaves])
+
+
+def pass_on(tree: Any, requires_grad: bool | None = None) -> Any:
+    """`tree` as it arrives in another process: the same values in memory of their own."""
+    description, flat = encode(tree, requires_grad)
+    return decode(description, [tensor.clone() for tensor in flat])
+
+
+def can_have_gradient(tensor: torch.Tensor) -> bool:
+    """Whether its elements are real or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a stretch of memory, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,53 @@
+"""Random numbers of a batch: the same whatever the number of blocks, their staleness and their speed.
+
+Batch n enters the first block with a generator state made from (seed, n). A block starts from the state that came
+with the batch and sends on the state it left; a recompute starts where the forward did. Covered are torch's
+generators of the CPU and of the current accelerator; Python's and NumPy's are not.
+"""
+
+import hashlib
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+import torch
+
+RngState = tuple[torch.Tensor, ...]
+"""The state of the CPU's generator, and of the accelerator's where there is one."""
+
+
+class batch_rng(AbstractContextManager[None]):  # noqa: N801  (used like torch.no_grad, and called like manual_seed)
+    """Set torch's generators to the state in which batch `n` enters a split model's first block.
+
+    In a plain training loop before each batch, `batch_rng(seed, n)` makes dropout and other random layers draw what
+    they draw in `ScheduleDSP(..., seed=seed)` and `simulate`, so that both train alike bit for bit at m = 0. As a
+    context manager it also puts the states back that it found.
+    """
+
+    def __init__(self, seed: int, n: int) -> None:
+        self._found = get_state()
+        digest = hashlib.blake2b(f"{seed} {n}".encode(), digest_size=8).digest()
+        torch.manual_seed(int.from_bytes(digest, "little", signed=True))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        set_state(self._found)
+
+
+def get_state() -> RngState:
+    """The present state of torch's generators."""
+    states = [torch.get_rng_state()]
+    if _accelerator_is_used():
+        states.append(torch.get_device_module().get_rng_state())
+    return tuple(states)
+
+
+def set_state(state: RngState) -> None:
+    """Put torch's generators into `state`."""
+    torch.set_rng_state(state[0])
+    if len(state) > 1 and _accelerator_is_used():
+        torch.get_device_module().set_rng_state(state[1])
+
+
+def _accelerator_is_used() -> bool:
+    return torch.accelerator.is_available() and torch.get_device_module().is_initialized()
