@@ -1,0 +1,329 @@
+"""When each block of a split model computes what: an event model of its devices, one block on each.
+
+A device works through its operations in a fixed order and starts each when the one before it is over and what it
+needs has arrived. A message arrives `hop_s` after the operation that made it; sending never blocks. With (p; m),
+block k does in iteration n the forward of batch n, then, if n >= m_k, the backward of batch n - m_k, a recompute
+before it if m_k > 0 and its graph was not kept. Numbers and times depend on m, not on how it divides into p and q.
+
+In the steady state only loops matter: block i forward to block j, back to block i, i's next iteration. A loop comes
+round once in 1 + m_i - m_j iterations, so (w: all work of a block on a batch, h: hops)
+
+    seconds a batch = max over i <= j of (w_i + ... + w_j + 2 (h_i + ... + h_{j-1})) / (1 + m_i - m_j)
+
+i = j is the bound that no staleness passes: the busiest device.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from stretto.pipelining.spec import BackwardParams, Staleness
+
+Kind = Literal["forward", "recompute", "backward"]
+Slowdown = Callable[[int, Kind, int], float]
+"""(block, kind of operation, batch) -> how many times as long it takes. Micro-batches count on over the batches."""
+Microbatching = Literal["gpipe", "1f1b"]
+Hops = float | Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Seconds that each block takes for a batch, first to last. Raises ValueError for what no clock shows."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    recompute_s: tuple[float, ...] = ()
+    """Default: `forward_s`. Counted only where a block recomputes."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        if not self.recompute_s:
+            object.__setattr__(self, "recompute_s", self.forward_s)
+        lengths = {name: len(getattr(self, name)) for name in self.__slots__}
+        if not self.forward_s or len(set(lengths.values())) > 1:
+            raise ValueError(f"times of {lengths}: expected one of each for every block, and one block or more")
+        for name in self.__slots__:
+            if not all(0 <= value < math.inf for value in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)}: expected seconds, 0 or more")
+        if not self.one_device_s:
+            raise ValueError("all times are 0: expected a block that takes some")
+
+    @classmethod
+    def even(cls, num_blocks: int, forward_s: float = 1.0, backward_s: float = 2.0) -> "BlockTimes":
+        """A whole net's times in equal shares."""
+        if num_blocks < 1:
+            raise ValueError(f"{num_blocks} blocks: expected 1 or more")
+        return cls((forward_s / num_blocks,) * num_blocks, (backward_s / num_blocks,) * num_blocks)
+
+    @property
+    def K(self) -> int:  # noqa: N802  (the paper's symbol)
+        """The number of blocks."""
+        return len(self.forward_s)
+
+    @property
+    def one_device_s(self) -> float:
+        """What a batch takes on one device: forward and backward of all blocks."""
+        return sum(self.forward_s) + sum(self.backward_s)
+
+    def work_s(self, spec: Staleness) -> tuple[float, ...]:
+        """What each block works on a batch, with the recompute where there is one."""
+        parts = zip(self.forward_s, self.recompute_s, self.backward_s, recomputes(spec), strict=True)
+        return tuple(forward + again * is_needed + backward for forward, again, backward, is_needed in parts)
+
+
+class Operation(NamedTuple):
+    """What a device does from `start_s` to `end_s`."""
+
+    block: int
+    kind: Kind
+    batch: int
+    """With micro-batches the number of the micro-batch, counted on over the batches."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The operations of a run on all devices, those of a device in order, from its first batch to its last."""
+
+    operations: tuple[Operation, ...]
+    num_blocks: int
+    num_batches: int
+
+    @property
+    def end_s(self) -> float:
+        """When the last operation is over. The first begins at 0."""
+        return max((operation.end_s for operation in self.operations), default=0.0)
+
+    @property
+    def utilisation(self) -> tuple[float, ...]:
+        """The part of the run in which each device works."""
+        busy = [0.0] * self.num_blocks
+        for operation in self.operations:
+            busy[operation.block] += operation.end_s - operation.start_s
+        return tuple(value / self.end_s if self.end_s else 0.0 for value in busy)
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """From the middle batch to the last on the first device, whose backwards complete the batches.
+
+        With times that vary this is how to find it; `seconds_per_batch` is exact where they don't. NaN if there are
+        fewer than two batches.
+        """
+        first, last = (self.num_batches - 1) // 2, self.num_batches - 1
+        if first >= last:
+            return math.nan
+        starts = [one.start_s for one in self.operations if one.block == 0 and one.kind == "forward"]
+        per_batch = len(starts) // self.num_batches
+        return (starts[last * per_batch] - starts[first * per_batch]) / (last - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A schedule's prediction for a long run."""
+
+    seconds_per_batch: float
+    utilisation: tuple[float, ...]
+    """The part of the time in which each device works, recomputing included."""
+    speedup: float
+    """Over one device that holds the whole model and computes each batch forward and backward."""
+
+    @property
+    def batches_per_s(self) -> float:
+        """The throughput."""
+        return 1 / self.seconds_per_batch
+
+
+def recomputes(spec: Staleness) -> tuple[bool, ...]:
+    """Whether each block computes its forward a second time, at the weights of the backward."""
+    return tuple(age > 0 and spec.backward_params == "current" for age in spec.m)
+
+
+def play(
+    spec: Staleness,
+    times: BlockTimes,
+    *,
+    hop_s: Hops = 0.0,
+    num_batches: int = 8,
+    slowdown: Slowdown | None = None,
+) -> Timeline:
+    """The events of `num_batches` batches through blocks with layer-wise staleness, warm-up and drain included.
+
+    `hop_s` is the latency between neighbours, or one for each of the K - 1 gaps. m = 0 is split backpropagation.
+    Raises ValueError where the times or hops are for another number of blocks than `spec`.
+    """
+    hops = _hops(hop_s, _same_blocks(spec, times))
+    free = [0.0] * spec.K
+    made: list[list[Operation]] = [[] for _ in range(spec.K)]
+    output: list[dict[int, float]] = [{} for _ in range(spec.K)]  # when it reaches the next block
+    gradient: list[dict[int, float]] = [{} for _ in range(spec.K)]  # when it reaches the block before
+    is_replayed = recomputes(spec)
+
+    def work(k: int, kind: Kind, batch: int, seconds: float, ready_s: float = 0.0) -> float:
+        start = max(free[k], ready_s)
+        free[k] = start + seconds * (slowdown(k, kind, batch) if slowdown else 1.0)
+        made[k].append(Operation(k, kind, batch, start, free[k]))
+        return free[k]
+
+    for n in range(num_batches + spec.m[0]):
+        for k in range(spec.K):
+            if n < num_batches:
+                arrived = output[k - 1].pop(n) if k else 0.0
+                output[k][n] = work(k, "forward", n, times.forward_s[k], arrived) + hops[k]
+        for k in reversed(range(spec.K)):
+            batch = n - spec.m[k]
+            if 0 <= batch < num_batches:
+                arrived = gradient[k + 1].pop(batch) if k + 1 < spec.K else 0.0
+                if is_replayed[k]:
+                    work(k, "recompute", batch, times.recompute_s[k], arrived)
+                gradient[k][batch] = work(k, "backward", batch, times.backward_s[k], arrived) + hops[k - 1]
+    return Timeline(tuple(one for of_block in made for one in of_block), spec.K, num_batches)
+
+
+def play_microbatches(
+    kind: Microbatching,
+    times: BlockTimes,
+    num_microbatches: int,
+    *,
+    hop_s: Hops = 0.0,
+    num_batches: int = 1,
+    slowdown: Slowdown | None = None,
+    checkpoint: bool = False,
+) -> Timeline:
+    """The events of GPipe or 1F1B: batches in M parts, each taking 1/M of a batch's time, one update at the end.
+
+    GPipe runs all parts forward, then all backward; 1F1B begins backwards as soon as it can. With `checkpoint`
+    every block recomputes before a backward. A batch begins when the first block has finished the one before.
+    """
+    if num_microbatches < 1:
+        raise ValueError(f"{num_microbatches} micro-batches: expected 1 or more")
+    hops, num_blocks, parts = _hops(hop_s, times.K), times.K, num_microbatches
+    made: list[list[Operation]] = [[] for _ in range(num_blocks)]
+    free = [0.0] * num_blocks
+    for batch in range(num_batches):
+        waiting = [_order(kind, num_blocks - k, parts, batch * parts) for k in range(num_blocks)]
+        arrival: dict[tuple[int, Kind, int], float] = {}  # of an operation's input at its block
+        at = [0] * num_blocks
+        while any(at[k] < len(waiting[k]) for k in range(num_blocks)):
+            for k in range(num_blocks):
+                while at[k] < len(waiting[k]):
+                    what, number = waiting[k][at[k]]
+                    is_first = k == 0 if what == "forward" else k == num_blocks - 1
+                    if not is_first and (k, what, number) not in arrival:
+                        break
+                    ready = arrival.get((k, what, number), 0.0)
+                    steps: list[tuple[Kind, float]] = [
+                        (what, times.forward_s[k] if what == "forward" else times.backward_s[k])
+                    ]
+                    if what == "backward" and checkpoint:
+                        steps.insert(0, ("recompute", times.recompute_s[k]))
+                    for step, seconds in steps:
+                        start = max(free[k], ready)
+                        longer = slowdown(k, step, number) if slowdown else 1.0
+                        free[k] = start + seconds / parts * longer
+                        made[k].append(Operation(k, step, number, start, free[k]))
+                    if what == "forward":
+                        arrival[k + 1, what, number] = free[k] + hops[k]
+                    else:
+                        arrival[k - 1, what, number] = free[k] + hops[k - 1]
+                    at[k] += 1
+    return Timeline(tuple(one for of_block in made for one in of_block), num_blocks, num_batches)
+
+
+def predict(spec: Staleness, times: BlockTimes, *, hop_s: Hops = 0.0) -> Steady:
+    """The steady state of layer-wise staleness, exact for times that do not vary (formula in the module's head).
+
+    Raises ValueError where the times or hops are for another number of blocks than `spec`.
+    """
+    hops = _hops(hop_s, _same_blocks(spec, times))
+    work = times.work_s(spec)
+    seconds = max(
+        _loop_s(work, hops, i, j) / (1 + spec.m[i] - spec.m[j]) for i in range(spec.K) for j in range(i, spec.K)
+    )
+    return Steady(seconds, tuple(value / seconds for value in work), times.one_device_s / seconds)
+
+
+def predict_microbatches(
+    kind: Microbatching,
+    times: BlockTimes,
+    num_microbatches: int,
+    *,
+    hop_s: Hops = 0.0,
+    checkpoint: bool = False,
+) -> Steady:
+    """The steady state of GPipe or 1F1B. The first block is the last to finish a batch, so one batch shows it."""
+    one = play_microbatches(kind, times, num_microbatches, hop_s=hop_s, checkpoint=checkpoint)
+    return Steady(one.end_s, one.utilisation, times.one_device_s / one.end_s)
+
+
+def smallest_m(
+    times: BlockTimes, hop_s: Hops = 0.0, *, busy: float = 0.99, backward_params: BackwardParams = "current"
+) -> Staleness:
+    """The smallest staleness that reaches `busy` of the best throughput that any staleness has.
+
+    Staleness costs accuracy, so no block gets more than its loops need: m_i - m_j >= loop / seconds a batch - 1,
+    whose least solution is found from the last block on. A block with m_k = 0 saves its recompute, so each number
+    of last blocks with m_k = 0 is tried. p is half of m_k - m_{k+1}, rounded down, and q the rest.
+
+    Raises ValueError for a `busy` outside (0, 1] and for hops of another number of gaps than K - 1.
+    """
+    if not 0 < busy <= 1:
+        raise ValueError(f"busy={busy}: expected the part of the best throughput to reach, above 0, at most 1")
+    num_blocks = times.K
+    hops = _hops(hop_s, num_blocks)
+    choices: list[tuple[int, tuple[float, ...], float]] = []  # blocks with m > 0, work, the bound
+    for num_stale in range(num_blocks):
+        pattern = (1,) * num_stale + (0,) * (num_blocks - num_stale)
+        work = times.work_s(Staleness.of(num_blocks, m=pattern, backward_params=backward_params))
+        bound = max(*work, _loop_s(work, hops, num_stale, num_blocks - 1))
+        choices.append((num_stale, work, bound))
+    limit_s = min(bound for _, _, bound in choices) / busy * (1 + 1e-9)
+    found = []
+    for num_stale, work, bound in choices:
+        if bound > limit_s:
+            continue
+        m = [0] * num_blocks
+        for i in reversed(range(num_stale)):
+            m[i] = max(1, m[i + 1])
+            for j in range(i + 1, num_blocks):
+                m[i] = max(m[i], m[j] + math.ceil(_loop_s(work, hops, i, j) / limit_s - 1e-9) - 1)
+        found.append(m)
+    best = min(found, key=sum)
+    outputs = [(age - after) // 2 for age, after in zip(best, (*best[1:], 0), strict=True)]
+    return Staleness(tuple(outputs), tuple(best), backward_params)
+
+
+def _loop_s(work: Sequence[float], hops: Sequence[float], i: int, j: int) -> float:
+    """From block i forward to block j and back: all their work, and the hops both ways."""
+    return sum(work[i : j + 1]) + 2 * sum(hops[i:j])
+
+
+def _order(kind: Microbatching, ahead: int, parts: int, first: int) -> list[tuple[Kind, int]]:
+    """A block's operations on one batch; `ahead` counts the blocks from it to the last."""
+    if kind not in ("gpipe", "1f1b"):
+        raise ValueError(f'{kind!r}: expected "gpipe" or "1f1b"')
+    lead = parts if kind == "gpipe" else min(parts, ahead)
+    forwards: list[tuple[Kind, int]] = [("forward", first + part) for part in range(parts)]
+    backwards: list[tuple[Kind, int]] = [("backward", first + part) for part in range(parts)]
+    order = forwards[:lead]
+    for part in range(parts - lead):
+        order += [backwards[part], forwards[lead + part]]
+    return order + backwards[parts - lead :]
+
+
+def _same_blocks(spec: Staleness, times: BlockTimes) -> int:
+    if spec.K != times.K:
+        raise ValueError(f"times of {times.K} blocks for {spec}, which has {spec.K}")
+    return spec.K
+
+
+def _hops(hop_s: Hops, num_blocks: int) -> list[float]:
+    """The latency behind each block; that behind the last is 0, as nothing goes there."""
+    hops = [float(hop_s)] * (num_blocks - 1) if isinstance(hop_s, int | float) else [float(each) for each in hop_s]
+    if len(hops) != num_blocks - 1:
+        raise ValueError(f"hop_s={tuple(hops)}: expected one for each of the {num_blocks - 1} gaps, or a number")
+    if not all(0 <= hop < math.inf for hop in hops):
+        raise ValueError(f"hop_s={hop_s}: expected seconds, 0 or more")
+    return [*hops, 0.0]
