@@ -34,13 +34,10 @@ class TensorShape:
         return flat.as_strided(self.shape, self.strides).requires_grad_(self.requires_grad)
 
 
-def encode(
-    tree: Any, requires_grad: bool | None = None, held: Iterable[torch.Tensor] = ()
-) -> tuple[Any, list[torch.Tensor]]:
+def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Any, list[torch.Tensor]]:
     """Describe `tree`, with a `TensorShape` for each tensor, and give the tensors, flat and without a copy if dense.
 
-    `requires_grad` is what floating tensors are said to require; None keeps what each says itself. Tensors that
-    share memory with one of `held` (weights and buffers, which the next update changes) are copied.
+    Tensors that share memory with one of `held` (weights and buffers, which the next update changes) are copied.
 
     Raises TypeError for sparse, quantized and nested tensors, naming the place in `tree`.
     """
@@ -62,8 +59,7 @@ def encode(
             tensor = tensor.contiguous()
         if tensor.untyped_storage().data_ptr() in held_memory:
             tensor = tensor.clone()
-        needs = leaf.requires_grad if requires_grad is None else requires_grad and can_have_gradient(leaf)
-        described.append(TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), needs))
+        described.append(TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad))
         flat.append(tensor.as_strided((tensor.numel(),), (1,)))
     return structure.build(described), flat
 
@@ -80,15 +76,10 @@ def decode(description: Any, flat: Sequence[torch.Tensor]) -> Any:
     return structure.build([leaf.restore(next(rest)) if isinstance(leaf, TensorShape) else leaf for leaf in leaves])
 
 
-def pass_on(tree: Any, requires_grad: bool | None = None) -> Any:
+def pass_on(tree: Any) -> Any:
     """`tree` as it arrives in another process: the same values in memory of their own."""
-    description, flat = encode(tree, requires_grad)
+    description, flat = encode(tree)
     return decode(description, [tensor.clone() for tensor in flat])
-
-
-def can_have_gradient(tensor: torch.Tensor) -> bool:
-    """Whether its elements are real or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,366 @@
+"""One block of a split model: all that is computed, nothing that is sent.
+
+    forward(batch n)            stores the input; keeps no graph where m_k > 0, else the graph that backward uses
+    backward(gradient)          of batch n - m_k: recomputes its output from the stored input at the present weights
+                                (Algorithm 1 of arXiv 1909.02625), then, after every A-th batch, updates the weights
+
+The simulator runs K of these in turn and `ScheduleDSP` one in each process, which is why both give the same bits.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.optim import SGD, Optimizer
+
+from stretto.pipelining.codec import pass_on
+from stretto.pipelining.options import Options, accepts
+from stretto.pipelining.passes import Graph, in_mode, release, run_and_watch, track
+from stretto.pipelining.repairs import check_can_predict, predict_weights
+from stretto.pipelining.rng import RngState, batch_rng, get_state, set_state
+from stretto.tree import describe, flatten
+
+Gradients = list[torch.Tensor | None]
+"""One for each leaf of what a block got as its input, None where nothing flows back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What goes forward from block to block."""
+
+    n: int
+    """Batches that came before it."""
+    value: Any
+    """The input of the next block."""
+    target: Any
+    """For the loss function; travels to the last block."""
+    rng: RngState
+    """Where the random numbers of the next block begin."""
+
+
+def pair_of(item: Any) -> tuple[Any, Any]:
+    """What a loader gave, as (x, target): a pair, or an x alone. Raises TypeError for a longer tuple or list."""
+    if not isinstance(item, tuple | list):
+        return item, None
+    if len(item) != 2:
+        raise TypeError(
+            f"the loader gave a {type(item).__name__} of {len(item)}: expected pairs (x, target), where each may be "
+            "a tuple or a dict itself"
+        )
+    return item[0], item[1]
+
+
+def enter(n: int, x: Any, target: Any, seed: int) -> Batch:
+    """Batch `n` at the first block, in memory of its own: a loader may fill the same tensors again."""
+    leaves, structure = flatten((x, target))
+    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    x, target = pass_on(structure.build(detached))
+    with batch_rng(seed, n):
+        return Batch(n, x, target, get_state())
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch between its forward and its backward in a block."""
+
+    n: int
+    value: Any
+    rng: RngState
+    graph: Graph | None = None
+    """Kept from the forward where m_k = 0 or the backward uses stashed weights."""
+    weights: dict[str, torch.Tensor] | None = None
+    """The copy of the weights that the graph was made with, if any."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The buffers that a graph made with copied weights began with: it can be made again after a checkpoint."""
+
+
+class Block:
+    """Block `index` of `options.spec.K`, with its optimizer and scheduler.
+
+    `average` is called before each update, on the gradients of replicas. Raises ValueError for an optimizer or a
+    scheduler of other parameters, and for `predict` with an optimizer without momentum.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        optimizer: Optimizer | None,
+        lr_scheduler: Any,
+        options: Options,
+        average: Callable[[], None] | None = None,
+    ) -> None:
+        self.module = module
+        self.index = index
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.options = options
+        self.m = options.spec.m[index]
+        self.is_last = index == options.spec.K - 1
+        self.flights: deque[Flight] = deque()
+        self.num_updates = 0
+        self.group_is_open = False
+        """Whether gradients were gathered since the last update."""
+        self.loss: torch.Tensor | None = None
+        """Of the last batch that went forward, on the last block."""
+        self._average = average
+        self._writes_to_input: bool | None = None
+        self._copies: tuple[int, dict[str, torch.Tensor]] | None = None
+        self._check_optimizer()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a batch's backward belongs to this iteration: the first m_k are warm-up."""
+        return len(self.flights) > self.m
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the forward's graph is the backward's."""
+        return self.m == 0 or self.options.spec.backward_params == "stashed"
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first parameter or buffer; the CPU without one."""
+        return next((tensor.device for tensor in self.held()), torch.device("cpu"))
+
+    def held(self) -> list[torch.Tensor]:
+        """The weights and buffers, which updates change in place."""
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def forward(self, batch: Batch) -> Batch:
+        """Run the block on its next batch, and return what the next block gets (on the last block: its output)."""
+        flight = Flight(batch.n, batch.value, batch.rng)
+        weights = self._forward_weights()
+        if self.keeps_graph:
+            if weights is not None:
+                flight.weights = weights
+                flight.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+            output, rng = self._run_with_graph(flight, batch.target)
+        else:
+            replaced = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+            with torch.no_grad():
+                output, rng = self._run(flight, batch.value, replaced | (weights or {}))
+        self.flights.append(flight)
+        value = None if self.is_last else release(output, None if self.keeps_graph else True)
+        return Batch(batch.n, value, batch.target, rng)
+
+    def backward(self, gradients: Gradients | None) -> Gradients:
+        """The backward of the oldest batch under way, from the `gradients` of its output (None on the last block).
+
+        Returns those of its input. Updates the weights if the batch is the last of a group.
+        """
+        flight = self.flights.popleft()
+        if flight.graph is None:
+            self._run_with_graph(flight)
+        assert flight.graph is not None
+        if flight.graph.loss is not None:
+            scaled = (
+                flight.graph.loss / self.options.accumulate if self.options.accumulate > 1 else flight.graph.loss
+            )
+            torch.autograd.backward([scaled])
+        else:
+            assert gradients is not None
+            self._check_gradients(flight, gradients)
+            pairs = [
+                (output, gradient)
+                for output, gradient in zip(flight.graph.outputs, gradients, strict=True)
+                if output is not None and gradient is not None
+            ]
+            if pairs:
+                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        if flight.weights is not None:
+            self._collect_gradients(flight.weights)
+        self.group_is_open = True
+        if (flight.n + 1) % self.options.accumulate == 0:
+            self.update()
+        return flight.graph.input_gradients
+
+    def update(self) -> None:
+        """Apply the gradients that were gathered."""
+        self.group_is_open = False
+        if self._average is not None:
+            self._average()
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        clip = self.options.clip
+        if callable(clip):
+            clip(parameters)
+        elif clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        if self.optimizer is not None:
+            scale = self._rate_scale()
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            if scale != 1.0:
+                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * scale
+            self.optimizer.step()
+            if scale != 1.0:
+                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+        self.module.zero_grad(set_to_none=True)
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        self.num_updates += 1
+
+    def eval(self, value: Any) -> Any:
+        """The output for `value` in eval mode, at the present weights; touches nothing that is under way."""
+        with torch.no_grad(), in_mode(self.module, training=False), self.options.autocasting(self.device):
+            return self.module(*self._arguments(value))
+
+    def rebuild_graph(self, flight: Flight) -> None:
+        """Make the graph of a flight with copied weights again, as after loading a checkpoint."""
+        assert flight.weights is not None
+        live = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self._set_buffers(flight.buffers)
+        self._run_with_graph(flight)
+        self._set_buffers(live)
+
+    @torch.no_grad()
+    def _set_buffers(self, values: dict[str, torch.Tensor]) -> None:
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(values[name])
+
+    def _run_with_graph(self, flight: Flight, target: Any = None) -> tuple[Any, RngState]:
+        """Run the block, keep the graph in `flight`; on the last block with the loss."""
+        inputs, graph = track(flight.value)
+        with torch.enable_grad():
+            output, rng = self._run(flight, inputs, flight.weights or {}, graph, target)
+        graph.outputs = [
+            leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in flatten(output)[0]
+        ]
+        flight.graph = graph
+        return output, rng
+
+    def _run(
+        self,
+        flight: Flight,
+        value: Any,
+        replaced: dict[str, torch.Tensor],
+        graph: Graph | None = None,
+        target: Any = None,
+    ) -> tuple[Any, RngState]:
+        """One pass, with the random numbers of the batch, and the process's own put back."""
+        found = get_state()
+        set_state(flight.rng)
+        try:
+            with self.options.autocasting(self.device):
+                output = self._call(value, replaced)
+                if self.is_last:
+                    assert graph is not None
+                    graph.loss = self.options.loss(output, target)
+                    self.loss = graph.loss.detach()
+            return output, get_state()
+        except Exception as error:
+            error.add_note(
+                f"in block {self.index} of {self.options.spec.K}, batch {flight.n}, whose input was "
+                f"{describe_value(flight.value)}"
+            )
+            raise
+        finally:
+            set_state(found)
+
+    def _call(self, value: Any, replaced: dict[str, torch.Tensor]) -> Any:
+        """Call the module on `value`, or on a copy if it writes to what it gets."""
+
+        def call(given: Any) -> Any:
+            arguments = self._arguments(given)
+            return functional_call(self.module, replaced, arguments) if replaced else self.module(*arguments)
+
+        output, self._writes_to_input = run_and_watch(call, value, self._writes_to_input)
+        return output
+
+    def _arguments(self, value: Any) -> tuple[Any, ...]:
+        """A tuple is spread over the arguments of a forward that takes so many, as torch's pipelines do."""
+        spread = isinstance(value, tuple) and not accepts(self.module, 1) and accepts(self.module, len(value))
+        return tuple(value) if spread else (value,)
+
+    def _forward_weights(self) -> dict[str, torch.Tensor] | None:
+        """The weights of a stale forward where they are not the present ones themselves; made once per update."""
+        predicts = self.options.repairs.predict and self.optimizer is not None
+        if self.m == 0 or not (predicts or self.keeps_graph):
+            return None
+        if self._copies is None or self._copies[0] != self.num_updates:
+            self._copies = (self.num_updates, self._copy_weights(predicts))
+        return self._copies[1]
+
+    def _copy_weights(self, predicts: bool) -> dict[str, torch.Tensor]:
+        weights = dict(self.module.named_parameters())
+        if predicts:
+            assert self.optimizer is not None
+            copies = predict_weights(weights, self.optimizer, self._delay, self._rate_scale())
+        else:
+            copies = {name: weight.detach().clone() for name, weight in weights.items()}
+        if self.keeps_graph:
+            for name, weight in weights.items():
+                copies[name].requires_grad_(weight.requires_grad)
+        return copies
+
+    def _collect_gradients(self, copies: dict[str, torch.Tensor]) -> None:
+        """Add the gradients of copied weights to those of the weights themselves."""
+        for name, weight in self.module.named_parameters():
+            gradient, copies[name].grad = copies[name].grad, None
+            if gradient is not None:
+                weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+    @property
+    def _delay(self) -> float:
+        """Updates between a batch's forward and its backward."""
+        return self.m / self.options.accumulate
+
+    def _rate_scale(self) -> float:
+        return self.options.repairs.rate_scale(self._delay, self.num_updates)
+
+    def _check_gradients(self, flight: Flight, gradients: Gradients) -> None:
+        assert flight.graph is not None
+        if len(gradients) != len(flight.graph.outputs):
+            raise RuntimeError(
+                f"block {self.index}: batch {flight.n} went forward with {len(gradients)} leaves and was recomputed "
+                f"with {len(flight.graph.outputs)}: the output's structure must depend on the input alone"
+            )
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer is None:
+            if any(parameter.requires_grad for parameter in self.module.parameters()):
+                raise ValueError(
+                    f"block {self.index} has parameters to train and no optimizer: give it one, or set "
+                    "requires_grad=False"
+                )
+            return
+        own = {id(parameter) for parameter in self.module.parameters()}
+        given = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if foreign := [parameter for parameter in given if id(parameter) not in own]:
+            raise ValueError(
+                f"the optimizer of block {self.index} holds {len(foreign)} of {len(given)} parameters that are not "
+                f"in the block, the first of shape {tuple(foreign[0].shape)}: every block has its own optimizer"
+            )
+        scheduled = getattr(self.lr_scheduler, "optimizer", self.optimizer)
+        if scheduled is not self.optimizer:
+            raise ValueError(
+                f"the lr_scheduler of block {self.index} belongs to another optimizer: make it from the block's own"
+            )
+        if self.options.repairs.predict and self.m > 0:
+            check_can_predict(self.optimizer)
+
+
+def advise_nesterov(blocks: Sequence[Block]) -> None:
+    """Warn if a stale block trains with SGD's momentum in its less tolerant form."""
+    stale = [block.optimizer for block in blocks if block.m > 0 and isinstance(block.optimizer, SGD)]
+    if any(group["momentum"] > 0 and not group["nesterov"] for sgd in stale for group in sgd.param_groups):
+        warnings.warn(
+            "a block with m > 0 trains with SGD and momentum: nesterov=True tolerates staleness better "
+            "(the guide has the figures)",
+            stacklevel=3,
+        )
+
+
+def describe_value(value: Any) -> str:
+    """Shapes and types of what a block got, for a message."""
+    leaves, structure = flatten(value)
+    shapes = [
+        f"{list(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf)[:20] for leaf in leaves
+    ]
+    return f"{describe(structure.build(shapes)) if len(shapes) != 1 else ''} {', '.join(shapes)}".strip()

@@ -1,0 +1,101 @@
+"""Passes through a block: what its graph keeps, what is stored, and blocks that write to their input."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.tree import flatten
+
+
+@dataclass(slots=True)
+class Graph:
+    """The ends of an autograd graph."""
+
+    input_gradients: list[torch.Tensor | None]
+    """Filled by the backward; one for each leaf of the input."""
+    outputs: list[torch.Tensor | None] = field(default_factory=list)
+    """The leaves of the output that a gradient can enter."""
+    loss: torch.Tensor | None = None
+    """On the last block, where the backward starts from it."""
+
+
+class _Catch(torch.autograd.Function):
+    """Passes a tensor on, and puts its gradient aside as it comes.
+
+    A leaf's own `.grad` would be brought into the leaf's memory format, which may change the bits of what the block
+    before computes from it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, caught: list[torch.Tensor | None], at: int) -> torch.Tensor:
+        ctx.caught, ctx.at = caught, at
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
+        ctx.caught[ctx.at] = gradients[0]
+        return None, None, None
+
+
+def track(value: Any) -> tuple[Any, Graph]:
+    """`value` with its tensors that require a gradient at the beginning of a new graph."""
+    leaves, structure = flatten(value)
+    graph = Graph([None] * len(leaves))
+    tracked = [
+        _Catch.apply(leaf.detach().requires_grad_(), graph.input_gradients, at)  # type: ignore[no-untyped-call]
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        else leaf
+        for at, leaf in enumerate(leaves)
+    ]
+    return structure.build(tracked), graph
+
+
+def release(value: Any, requires_grad: bool | None) -> Any:
+    """`value` without its graph. Each tensor says whether a gradient may come back, or all floating ones do."""
+    leaves, structure = flatten(value)
+    released = [
+        leaf.detach().requires_grad_(
+            leaf.requires_grad if requires_grad is None else leaf.is_floating_point() or leaf.is_complex()
+        )
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in leaves
+    ]
+    return structure.build(released)
+
+
+def run_and_watch(call: Callable[[Any], Any], value: Any, writes: bool | None) -> tuple[Any, bool]:
+    """`call(value)` without a change of `value`, and whether `call` writes to what it gets.
+
+    The first time (`writes` is None) it gets copies, and their version counters tell.
+    """
+    leaves, structure = flatten(value)
+    given = (
+        leaves if writes is False else [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    )
+    tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+    versions = [tensor._version for tensor in tensors]
+    output = call(structure.build(given))
+    written = any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True))
+    if writes is False and written:
+        raise RuntimeError(
+            "the block wrote to its input, which it did not do on its first batch: stored inputs must not change. "
+            "Write to a copy, or always in place"
+        )
+    return output, bool(writes) or written
+
+
+@contextmanager
+def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """All parts of `module` in one mode, then each in its own again."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,117 @@
+"""A split model in one process: the blocks in turn, every batch as late as the staleness says.
+
+It computes what K processes of `ScheduleDSP` compute, bit for bit, and answers before anything is distributed: what
+would staleness do to my model and my optimizer?
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from stretto.pipelining.block import Block, Gradients, advise_nesterov, enter, pair_of
+from stretto.pipelining.codec import pass_on
+from stretto.pipelining.options import Autocast, Clip, LossFn, Options
+from stretto.pipelining.repairs import Repairs
+from stretto.pipelining.spec import BackwardParams, PerBlock, Staleness
+
+
+def simulate(
+    blocks: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer | None],
+    loss_fn: LossFn | None = None,
+    *,
+    p: PerBlock | None = None,
+    m: PerBlock | Staleness | None = None,
+    backward_params: BackwardParams | None = None,
+    accumulate: int = 1,
+    lr_scheduler: Sequence[Any] | None = None,
+    clip: Clip | None = None,
+    autocast: Autocast | None = None,
+    repairs: Repairs | None = None,
+    seed: int = 0,
+) -> "Simulation":
+    """Train `blocks`, one after the other, as K processes of `ScheduleDSP` would, in this one.
+
+    - `optimizers`, `lr_scheduler`: one for each block; None for a block without parameters to train. A scheduler is
+      stepped here, once after each update of its block.
+    - Everything else: as in `ScheduleDSP`.
+
+    Raises ValueError for an impossible (p; m), tied weights across blocks, and settings that cannot be meant.
+    """
+    blocks = list(blocks)
+    options = Options(
+        spec=Staleness.of(len(blocks), p, m, backward_params),
+        loss_fn=loss_fn,
+        accumulate=accumulate,
+        clip=clip,
+        autocast=autocast,
+        repairs=repairs or Repairs(),
+        seed=seed,
+    )
+    schedulers = [None] * len(blocks) if lr_scheduler is None else list(lr_scheduler)
+    for name, given in (("optimizers", list(optimizers)), ("lr_scheduler", schedulers)):
+        if len(given) != len(blocks):
+            raise ValueError(f"{len(given)} {name} for {len(blocks)} blocks: expected one for each (or None)")
+    built = [
+        Block(module, index, optimizer, scheduler, options)
+        for index, (module, optimizer, scheduler) in enumerate(zip(blocks, optimizers, schedulers, strict=True))
+    ]
+    advise_nesterov(built)
+    return Simulation(built, options)
+
+
+class Simulation:
+    """What `simulate` returns."""
+
+    def __init__(self, blocks: Sequence[Block], options: Options) -> None:
+        self.blocks = list(blocks)
+        self.spec = options.spec
+        self._options = options
+        self._gradients: list[deque[Gradients]] = [deque() for _ in blocks]
+        """For each block, those that have come and are not used yet."""
+        self.num_batches = 0
+
+    def feed(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """The pairs (x, target) of `loader`."""
+        for item in loader:
+            yield pair_of(item)
+
+    def step(self, x: Any, target: Any = None) -> torch.Tensor:
+        """Train on the next batch, and return its loss (detached), or with A micro-batches a group its own loss."""
+        batch = enter(self.num_batches, x, target, self._options.seed)
+        for block in self.blocks:
+            batch = block.forward(batch)
+            batch = replace(batch, value=pass_on(batch.value))
+        self.num_batches += 1
+        for block in reversed(self.blocks):
+            if block.is_due:
+                self._backward(block)
+        loss = self.blocks[-1].loss
+        assert loss is not None
+        return loss
+
+    def flush(self) -> None:
+        """Finish the batches under way, so that every block has trained on every batch."""
+        for block in reversed(self.blocks):
+            while block.flights:
+                self._backward(block)
+            if block.group_is_open:
+                block.update()
+
+    def eval(self, x: Any) -> Any:
+        """The model's output for `x` in eval mode at the present weights; what is under way stays so."""
+        value = x
+        for block in self.blocks:
+            value = block.eval(value)
+        return value
+
+    def _backward(self, block: Block) -> None:
+        gradients = None if block.is_last else self._gradients[block.index].popleft()
+        of_input = block.backward(gradients)
+        if block.index > 0:
+            self._gradients[block.index - 1].append(pass_on(of_input))
