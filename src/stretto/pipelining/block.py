@@ -49,8 +49,8 @@ def pair_of(item: Any) -> tuple[Any, Any]:
         return item, None
     if len(item) != 2:
         raise TypeError(
-            f"the loader gave a {type(item).__name__} of {len(item)}: expected pairs (x, target), where each may be "
-            "a tuple or a dict itself"
+            f"the loader gave a {type(item).__name__} of {len(item)}: expected pairs (x, target), each of them "
+            "possibly a tuple or a dict"
         )
     return item[0], item[1]
 
@@ -159,10 +159,8 @@ class Block:
             self._run_with_graph(flight)
         assert flight.graph is not None
         if flight.graph.loss is not None:
-            scaled = (
-                flight.graph.loss / self.options.accumulate if self.options.accumulate > 1 else flight.graph.loss
-            )
-            torch.autograd.backward([scaled])
+            if flight.graph.loss.requires_grad:
+                torch.autograd.backward([flight.graph.loss / self.options.accumulate])
         else:
             assert gradients is not None
             self._check_gradients(flight, gradients)
@@ -318,8 +316,8 @@ class Block:
         assert flight.graph is not None
         if len(gradients) != len(flight.graph.outputs):
             raise RuntimeError(
-                f"block {self.index}: batch {flight.n} went forward with {len(gradients)} leaves and was recomputed "
-                f"with {len(flight.graph.outputs)}: the output's structure must depend on the input alone"
+                f"block {self.index}: the output of batch {flight.n} had {len(gradients)} leaves at first and "
+                f"has {len(flight.graph.outputs)} in the recompute: its structure must depend on the input alone"
             )
 
     def _check_optimizer(self) -> None:

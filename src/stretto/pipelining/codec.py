@@ -35,7 +35,7 @@ class TensorShape:
 
 
 def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Any, list[torch.Tensor]]:
-    """Describe `tree`, with a `TensorShape` for each tensor, and give the tensors, flat and without a copy if dense.
+    """Describe `tree`, a `TensorShape` for each tensor, and give the tensors, flat, without a copy if dense.
 
     Tensors that share memory with one of `held` (weights and buffers, which the next update changes) are copied.
 

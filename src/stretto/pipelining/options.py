@@ -32,9 +32,7 @@ class Options:
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
             raise ValueError(f"accumulate={self.accumulate!r}: expected a number of micro-batches from 1")
         if self.clip is not None and not callable(self.clip) and not self.clip > 0:
-            raise ValueError(
-                f"clip={self.clip!r}: expected a largest norm above 0, or a function of the parameters"
-            )
+            raise ValueError(f"clip={self.clip!r}: expected a norm above 0, or a function of the parameters")
         if isinstance(self.autocast, torch.dtype):
             if self.autocast not in (torch.bfloat16, torch.float16):
                 raise ValueError(f"autocast={self.autocast}: expected torch.bfloat16 (or a torch.autocast)")
@@ -56,7 +54,7 @@ class Options:
     def autocasting(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context of a forward, a recompute or the loss on `device`."""
         # Weights cast in an earlier pass are older than this one.
-        torch.clear_autocast_cache()  # type: ignore[no-untyped-call]
+        torch.clear_autocast_cache()
         if isinstance(self.autocast, torch.dtype):
             return torch.autocast(device.type, dtype=self.autocast)
         return self.autocast or nullcontext()

@@ -1,7 +1,7 @@
 """What repairs the accuracy of stale training: a gentler rate, a warm-up, predicted weights. All off by default.
 
-Learning rate times staleness is what breaks training, mostly early. What helps most costs no option here: the default
-m_k = K-1-k, Nesterov momentum, and accumulation (m counts micro-batches, so a group of A divides the staleness by A).
+Learning rate times staleness is what breaks training, mostly early. What helps most is not here: the default
+m_k = K-1-k, Nesterov momentum, and accumulation (m counts micro-batches: a group of A divides the staleness by A).
 """
 
 from collections.abc import Mapping
@@ -45,10 +45,10 @@ class Repairs:
             raise ValueError(f"warmup={self.warmup}: expected a number of updates from 0 (off)")
 
     def rate_scale(self, delay: float, update: int) -> float:
-        """What the learning rate of update `update` (from 0) is multiplied with, on a block `delay` updates late."""
+        """The factor on the learning rate of update `update` (from 0), on a block that is `delay` updates late."""
         scale = min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
         left = 1.0 if self.discount_updates is None else max(0.0, 1 - update / self.discount_updates)
-        return scale * (1 + delay) ** (-self.discount * left)
+        return scale * float((1 + delay) ** (-self.discount * left))
 
 
 def check_can_predict(optimizer: Optimizer) -> None:
