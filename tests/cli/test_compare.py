@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from stretto.profile.compare import Row, compare, read_record
 from stretto.profile.schema import EchoRecord, RunRecord
+from tests.forked import python
 from tests.profile.records import killed, loader, percentiles, rank_record, starved, unrecognised
 
 
@@ -31,9 +30,7 @@ def write(path: Path, content: object) -> Path:
 
 
 def stretto(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from stretto.cli.main import app; app()", "compare", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": "300"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return python("-m", "stretto.cli", "compare", *arguments, COLUMNS="300")
 
 
 def test_a_record_equals_itself() -> None:

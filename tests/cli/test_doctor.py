@@ -13,6 +13,7 @@ import pytest
 
 from stretto.profile.cores import SharedMemory
 from stretto.profile.doctor import MIN_TORCH, Facts, Gpu, Torch, judge, look, torch_is_usable, verdict
+from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -118,16 +119,15 @@ def test_this_machine_is_read() -> None:
     assert facts.temp_free_bytes > 0
 
 
-def stretto(*arguments: str, before: str = "pass", **environment: str) -> subprocess.CompletedProcess[str]:
-    code = f"from stretto.cli.main import app; {before}; app()"
-    command = [sys.executable, "-c", code, *arguments]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def code(before: str = "pass") -> str:
+    return f"from stretto.cli.main import app; {before}; app()"
 
 
 def test_the_command_says_the_verdict_first_and_writes_the_record(tmp_path: Path) -> None:
     few_files = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, r.getrlimit(r.RLIMIT_NOFILE)[1]))"
-    done = stretto("doctor", "--json", str(tmp_path / "doctor.json"), before=few_files, OMP_NUM_THREADS="1")
+    command = [sys.executable, "-c", code(few_files), "doctor", "--json", tmp_path / "doctor.json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "doctor.json").read_text())
     first, *rows = done.stdout.splitlines()
@@ -141,20 +141,20 @@ def test_the_command_says_the_verdict_first_and_writes_the_record(tmp_path: Path
 
 
 def test_a_dash_prints_the_record_alone() -> None:
-    done = stretto("doctor", "--json", "-")
+    done = python("-c", code(), "doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["version"] == 1
 
 
 def test_a_torch_that_cannot_be_imported_ends_with_exit_code_1() -> None:
-    done = stretto("doctor", before="import sys; sys.modules['torch'] = None")
+    done = python("-c", code("import sys; sys.modules['torch'] = None"), "doctor")
     assert done.returncode == 1
     assert done.stderr == ""
     assert "torch cannot be imported, so nothing will run" in done.stdout
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    done = stretto("doctor", "--json", str(tmp_path / "absent" / "doctor.json"))
+    done = python("-c", code(), "doctor", "--json", tmp_path / "absent" / "doctor.json")
     assert done.returncode == 2
     assert done.stderr.replace("\n", "").startswith(f"stretto doctor: {tmp_path}")
     assert done.stdout == ""

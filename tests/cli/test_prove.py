@@ -1,9 +1,7 @@
 """What pairs of runs prove, from given records, and the command on a script that trains."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,12 @@ from stretto.profile.prove import (
     why_nothing_to_try,
 )
 from stretto.profile.schema import RunRecord
+from tests.forked import python
 from tests.profile.records import advice, loader, rank_record, starved, unrecognised
 
 WORKERS = RunOptions(workers=4)
 ECHO = RunOptions(echo=2.0)
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN = Path(__file__).parents[1] / "launch" / "scripts" / "train.py"
 
 
 def record(s_per_update: float = 0.066, seconds: float = 80.0, **changes: Any) -> RunRecord:
@@ -199,9 +198,7 @@ def test_one_pair_is_refused() -> None:
 
 
 def stretto(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from stretto.cli.main import app; app()", "prove", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return python("-m", "stretto.cli", "prove", *arguments, timeout_s=280, OMP_NUM_THREADS="1")
 
 
 def test_pairs_of_real_runs_alternate_in_order_and_make_equal_updates(tmp_path: Path) -> None:

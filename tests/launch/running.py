@@ -1,17 +1,16 @@
 """Runs a script of scripts/ by itself, or under `stretto run`."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stretto.profile.schema import LoaderRecord, RankRecord, RunRecord
+from tests.forked import python
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -75,32 +74,9 @@ def stretto_run(folder: Path, command: list[str], *options: str, cwd: Path | Non
     path = folder / "record.json"
     path.unlink(missing_ok=True)
     arguments = ["run", "--json", str(path), *options, "--", *command]
-    process = _SERVER.Process(target=_stretto, args=(arguments, folder, cwd, environment(**more)))
-    process.start()
-    process.join(KILL_AFTER_S)
-    assert process.exitcode is not None, f"{arguments} still runs"
+    done = python("-m", "stretto.cli", *arguments, cwd=cwd, timeout_s=KILL_AFTER_S, **environment(**more))
     record = json.loads(path.read_text()) if path.exists() else None
-    out, err = ((folder / name).read_bytes().decode() for name in ("out", "err"))
-    return Done(process.exitcode, out, err, record)
-
-
-# `stretto run` itself imports torch, in two seconds: in the processes forked from this one it is there already.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["stretto.cli.main", "tests.launch.running"])
-
-
-def _stretto(arguments: list[str], folder: Path, cwd: Path | None, variables: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
-    tempfile.tempdir = None  # as TMPDIR says
-    os.chdir(cwd or Path.cwd())
-    for number, name in ((1, "out"), (2, "err")):
-        file = os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(file, number)
-        os.close(file)
-    from stretto.cli.main import app  # noqa: PLC0415  (in the server)
-
-    app(arguments)
+    return Done(done.returncode, done.stdout, done.stderr, record)
 
 
 def run_measured(folder: Path, script: str, *args: str, options: tuple[str, ...] = (), **how: Any) -> Done:

@@ -2,6 +2,7 @@
 
 import sys
 
+import light  # noqa: F401
 import torch
 from torch.utils.data import DataLoader
 

@@ -25,6 +25,8 @@ def spawned(rank: int) -> None:
 
 
 if __name__ == "__main__":
+    import light  # noqa: F401  (only where this is the script)
+
     torch.set_num_threads(1)
     torch.multiprocessing.spawn(spawned, nprocs=1)
     process = multiprocessing.get_context("fork").Process(target=train, args=(2,))

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import light  # noqa: F401
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import light  # noqa: F401
 import torch
 from torch.utils.data import DataLoader
 

@@ -271,6 +271,8 @@ def renewed() -> Run:
 LOOPS = [renewed, plain, zipped, stateful, spawned, endless, gan, lbfgs, multi_epochs, generator]
 
 if __name__ == "__main__":
+    import light  # noqa: F401  (only where this is the script)
+
     torch.set_num_threads(1)
     for loop in LOOPS:
         if len(sys.argv) < 2 or loop.__name__ in sys.argv[1:]:

@@ -138,6 +138,8 @@ def in_workers() -> dict[str, Any]:
 LOOPS = [broken, checked, ragged, later_ragged, stream, odd, by_hand, in_workers]
 
 if __name__ == "__main__":
+    import light  # noqa: F401  (only where this is the script)
+
     torch.set_num_threads(1)
     for loop in LOOPS:
         torch.manual_seed(0)

@@ -45,6 +45,8 @@ def runs_before(counter: Path) -> int:
 
 
 if __name__ == "__main__":
+    import light  # noqa: F401  (only where this is the script)
+
     how = sys.argv[2] if len(sys.argv) > 2 else "end"
     more = runs_before(Path(how)) if how not in ("end", "fail") else 0
     main(int(sys.argv[1]) + more, how)
