@@ -22,7 +22,7 @@ from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Options, accepts
 from stretto.pipelining.passes import Graph, in_mode, release, run_and_watch, track
 from stretto.pipelining.repairs import check_can_predict, predict_weights
-from stretto.pipelining.rng import RngState, batch_rng, get_state, set_state
+from stretto.pipelining.rng import RngState, get_state, set_state
 from stretto.tree import describe, flatten
 
 Gradients = list[torch.Tensor | None]
@@ -55,13 +55,15 @@ def pair_of(item: Any) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def enter(n: int, x: Any, target: Any, seed: int) -> Batch:
-    """Batch `n` at the first block, in memory of its own: a loader may fill the same tensors again."""
+def enter(n: int, x: Any, target: Any) -> Batch:
+    """Batch `n` at the first block, with the present random state.
+
+    In memory of its own: a loader may fill the same tensors again.
+    """
     leaves, structure = flatten((x, target))
     detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     x, target = pass_on(structure.build(detached))
-    with batch_rng(seed, n):
-        return Batch(n, x, target, get_state())
+    return Batch(n, x, target, get_state())
 
 
 @dataclass(slots=True)

@@ -23,6 +23,8 @@ class TensorShape:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     requires_grad: bool
+    is_cpu: bool
+    """Whether it stays in the host's memory; others go to the next block's device."""
 
     @property
     def num_elements(self) -> int:
@@ -59,7 +61,9 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Any, list[torc
             tensor = tensor.contiguous()
         if tensor.untyped_storage().data_ptr() in held_memory:
             tensor = tensor.clone()
-        described.append(TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad))
+        described.append(
+            TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad, tensor.is_cpu)
+        )
         flat.append(tensor.as_strided((tensor.numel(),), (1,)))
     return structure.build(described), flat
 

@@ -46,6 +46,15 @@ class Options:
         if self.loss_fn is not None and not callable(self.loss_fn):
             raise TypeError(f"loss_fn={self.loss_fn!r}: expected a function of (output, target), or None")
 
+    def shared(self) -> dict[str, Any]:
+        """What must be the same in all processes of a pipeline."""
+        return {
+            "staleness": str(self.spec),
+            "accumulate": self.accumulate,
+            "repairs": str(self.repairs),
+            "seed": self.seed,
+        }
+
     def _autocast_dtype(self) -> torch.dtype | None:
         if isinstance(self.autocast, torch.autocast):
             return self.autocast.fast_dtype if self.autocast._enabled else None

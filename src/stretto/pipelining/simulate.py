@@ -17,6 +17,7 @@ from stretto.pipelining.block import Block, Gradients, advise_nesterov, enter, p
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
 from stretto.pipelining.repairs import Repairs
+from stretto.pipelining.rng import batch_rng
 from stretto.pipelining.spec import BackwardParams, PerBlock, Staleness
 
 
@@ -83,7 +84,8 @@ class Simulation:
 
     def step(self, x: Any, target: Any = None) -> torch.Tensor:
         """Train on the next batch, and return its loss (detached), or with A micro-batches a group its own loss."""
-        batch = enter(self.num_batches, x, target, self._options.seed)
+        with batch_rng(self._options.seed, self.num_batches):
+            batch = enter(self.num_batches, x, target)
         for block in self.blocks:
             batch = block.forward(batch)
             batch = replace(batch, value=pass_on(batch.value))

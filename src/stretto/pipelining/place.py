@@ -1,0 +1,119 @@
+"""Where a process stands: which block it holds, who its neighbours are, and that all agree on it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining.stage import PipelineStage
+
+from stretto.pipelining.names import check_names, keep_names, name_prefix
+
+Stage = PipelineStage | tuple[nn.Module, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Block `index` of `num_stages`, in the pipeline `ranks`; None for groups where there is one process."""
+
+    module: nn.Module
+    index: int
+    num_stages: int
+    ranks: tuple[int, ...]
+    """Global ranks of the blocks, first to last."""
+    replicas: dist.ProcessGroup | None
+    """The processes with the same block."""
+
+
+def open_stage(stage: Any) -> tuple[nn.Module, int, int]:
+    """(module, index, num_stages) of a stage. Raises TypeError or ValueError for what is none."""
+    if isinstance(stage, tuple) and len(stage) == 3:
+        module, index, num_stages = stage
+    elif hasattr(stage, "submod") and hasattr(stage, "stage_index"):
+        module, index, num_stages = stage.submod, stage.stage_index, stage.num_stages
+        if hasattr(stage, "pipe_info"):  # cut by torch's pipeline(), which keeps the names of the model
+            keep_names(module)
+    else:
+        raise TypeError(f"stage={stage!r:.80}: expected a PipelineStage or a tuple (module, index, num_stages)")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the stage's module is a {type(module).__name__}: expected a torch.nn.Module")
+    if not (isinstance(index, int) and isinstance(num_stages, int) and 0 <= index < num_stages):
+        raise ValueError(f"stage index {index!r} of {num_stages!r}: expected 0 <= index < number of stages")
+    return module, index, num_stages
+
+
+def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> Place:
+    """The place of this process: its index must be its rank in the pipeline.
+
+    Raises ValueError for a world, a group or a mesh of another size than the number of stages (times replicas).
+    """
+    module, index, num_stages = open_stage(stage)
+    group = group or getattr(stage, "group", None)
+    pipeline: dist.ProcessGroup | None
+    if not dist.is_initialized():
+        if num_stages == 1:
+            return Place(module, index, num_stages, (0,), None)
+        raise ValueError(
+            f"{num_stages} stages, but torch.distributed is not initialised: start the script with "
+            f"torchrun --nproc-per-node {num_stages} and call torch.distributed.init_process_group()"
+        )
+    if mesh is not None:
+        if group is not None:
+            raise ValueError("group and mesh are both given: expected one of them")
+        if mesh.ndim != 2 or mesh.size(0) != num_stages:
+            raise ValueError(
+                f"mesh of shape {tuple(mesh.shape)}: expected ({num_stages} stages, replicas), such as "
+                f'init_device_mesh("cpu", ({num_stages}, 2))'
+            )
+        pipeline, replicas = mesh.get_group(0), mesh.get_group(1)
+    else:
+        pipeline, replicas = group or dist.group.WORLD, None
+    ranks = tuple(dist.get_process_group_ranks(pipeline))
+    if len(ranks) != num_stages:
+        raise ValueError(
+            f"{len(ranks)} processes for {num_stages} stages: expected one process a stage. For R replicas of each "
+            f'start {num_stages} x R and pass mesh=init_device_mesh("cpu", ({num_stages}, R))'
+        )
+    if (own := ranks.index(dist.get_rank())) != index:
+        raise ValueError(
+            f"stage {index} on process {own} of the pipeline (ranks {ranks}): expected stage {own} there"
+        )
+    return Place(module, index, num_stages, ranks, replicas if replicas and replicas.size() > 1 else None)
+
+
+def agree(problem: Exception | None, place: Place | None, settings: Mapping[str, Any], group: Any) -> None:
+    """Raise the same error in all processes of `group` if one of them has a problem, or if they disagree.
+
+    Raises ValueError (or the problem itself where it arose).
+    """
+    if not dist.is_initialized():
+        if problem is not None:
+            raise problem
+        return
+    names: Sequence[str] = ()
+    if place is not None:
+        names = [name_prefix(place.module, place.index) + name for name in place.module.state_dict()]
+    mine = (
+        None if problem is None else f"{type(problem).__name__}: {problem}",
+        None if place is None else (place.ranks, place.index),
+        dict(settings),
+        names,
+    )
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    if problem is not None:
+        raise problem
+    for rank, (found, *_) in enumerate(everyone):
+        if found is not None:
+            raise ValueError(f"rank {rank} cannot take its place in the pipeline: {found}")
+    for rank, (_, _, theirs, _) in enumerate(everyone):
+        for name, value in settings.items():
+            if theirs.get(name) != value:
+                raise ValueError(
+                    f"{name}={value!r} here, {name}={theirs.get(name)!r} on rank {rank}: expected the same"
+                )
+    assert place is not None
+    column = sorted((at[1], names) for _, at, _, names in everyone if at[0] == place.ranks)
+    check_names([names for _, names in column])

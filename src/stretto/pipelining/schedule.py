@@ -1,0 +1,347 @@
+"""A split model over K processes, one block in each, none waiting for more than its staleness asks.
+
+    for x, y in schedule.feed(loader):       block 0 reads the loader, the others follow its batches
+        schedule.step(x, target=y)           forward of batch n, backward of batch n - m_k, update
+    schedule.flush()                         the last m_k backwards: as many updates as batches, on every block
+
+All ranks run the same lines. What is computed is what `simulate` computes in one process, bit for bit: staleness is
+fixed by m, never by timing.
+"""
+
+import atexit
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from stretto.pipelining.block import Batch, Block, advise_nesterov, enter, pair_of
+from stretto.pipelining.failure import BlockFailed, FailureBoard, failure_of
+from stretto.pipelining.options import Autocast, Clip, LossFn, Options
+from stretto.pipelining.place import Place, Stage, agree, find_place
+from stretto.pipelining.repairs import Repairs
+from stretto.pipelining.replicas import Replicas
+from stretto.pipelining.rng import batch_rng
+from stretto.pipelining.spec import BackwardParams, PerBlock, Staleness
+from stretto.pipelining.transport import Inbox, Kind, Outbox
+
+_LAST_WORDS_S = 5.0
+"""How long a process that fails or leaves early waits for its neighbours' threads to hear of it."""
+_FOREVER = timedelta(days=365)
+"""Blocks wait for loaders, validation and debuggers as long as it takes: failures are told, not timed."""
+_instances = itertools.count()
+
+
+class ScheduleDSP:
+    """Trains one block of a split model, in step with the processes that train the others.
+
+    - `stage`: torch's `PipelineStage`, or (module, index, num_stages). Stage k is on rank k of the pipeline.
+    - `optimizer`: of the block's own parameters; None for a block without. `lr_scheduler` is stepped here, once
+      after each update: update u uses lr(u) on every block, however late it comes.
+    - `loss_fn(output, target)`, on the last block; None: the model's output is the loss.
+    - `p`, `m`, `backward_params`: the staleness, see `Staleness.of`. "stashed" keeps the forward's graph and its
+      weights.
+    - `accumulate`: micro-batches an update. A step is one micro-batch; the loss is divided by it.
+    - `clip`: largest norm of the gradient of this block alone, or a function of its parameters.
+    - `autocast`: torch.bfloat16, or a torch.autocast, entered around each forward, recompute and loss.
+    - `repairs`: what makes stale training more accurate, see `Repairs`.
+    - `group`: the processes of the pipeline (default: all). `mesh`: K x replicas, whose gradients are averaged.
+    - `seed`: of the random numbers of each batch, see `batch_rng`. Replica r of R draws those of batch n * R + r.
+
+    Method: Algorithm 1 of arXiv 1909.02625. Making one is collective. Raises ValueError in all processes if one of
+    them was given something impossible, or if they were given different settings.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        optimizer: Optimizer | None,
+        loss_fn: LossFn | None = None,
+        *,
+        p: PerBlock | None = None,
+        m: PerBlock | Staleness | None = None,
+        backward_params: BackwardParams | None = None,
+        accumulate: int = 1,
+        lr_scheduler: Any = None,
+        clip: Clip | None = None,
+        autocast: Autocast | None = None,
+        repairs: Repairs | None = None,
+        group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
+        seed: int = 0,
+    ) -> None:
+        place, options, problem = None, None, None
+        try:
+            place = find_place(stage, group, mesh)
+            options = Options(
+                spec=Staleness.of(place.num_stages, p, m, backward_params),
+                loss_fn=loss_fn,
+                accumulate=accumulate,
+                clip=clip,
+                autocast=autocast,
+                repairs=repairs or Repairs(),
+                seed=seed,
+            )
+            self.block = Block(place.module, place.index, optimizer, lr_scheduler, options, self._average)
+        except (TypeError, ValueError) as error:
+            problem = error
+        settings = {} if options is None else options.shared()
+        agree(problem, place, settings, group)
+        assert place is not None
+        assert options is not None
+        self.spec = options.spec
+        self.num_batches = 0
+        self._options = options
+        self._place = place
+        self._failure: BlockFailed | None = None
+        self._stream_is_open = False
+        """Whether this block has begun to train and is not flushed."""
+        self._feed_is_open = False
+        """Whether a batch may still come, so that the END is not sent or seen yet."""
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._board = FailureBoard(_store(), f"stretto_failed_{next(_instances)}", self._rank)
+        self._replicas = None if place.replicas is None else Replicas(place.replicas, self._board)
+        self._connect(place)
+        advise_nesterov([self.block])
+        atexit.register(_close, weakref.ref(self))
+
+    # The five calls of a training loop
+
+    def feed(self, loader: Iterable[Any] | None) -> Iterator[tuple[Any, Any]]:
+        """The pairs (x, target) of `loader` on block 0; as many pairs (None, None) on the others, which ignore it.
+
+        Raises BlockFailed if another block failed; what the loader raises, it raises here and ends all processes.
+        """
+        with self._telling():
+            self._open()
+            self._end_feed()  # of a loop that was left with a break
+            self._feed_is_open = True
+            if self.block.index > 0:
+                while self._expect_batch():
+                    yield None, None
+            else:
+                try:
+                    yield from self._read(loader)
+                finally:
+                    self._end_feed()
+
+    def step(self, x: Any = None, target: Any = None) -> torch.Tensor | None:
+        """Train on the next batch; `x` and `target` enter on block 0 and are ignored elsewhere.
+
+        Returns the batch's loss, detached, on the last block, else None. Raises BlockFailed if another failed.
+        """
+        with self._telling():
+            self._open()
+            self._feed_is_open = True
+            batch = self._next_batch(x, target)
+            passed_on = self.block.forward(batch)
+            if self._down is not None:
+                value = (passed_on.value, passed_on.target, passed_on.rng)
+                self._down.send(Kind.DATA, batch.n, value)
+            self.num_batches += 1
+            if self.block.is_due:
+                self._backward()
+            return self.block.loss if self.block.is_last else None
+
+    def flush(self) -> None:
+        """Finish the batches under way. Returns when all blocks have trained on all batches.
+
+        The next step begins a new warm-up; random numbers, batch counts and schedules go on.
+        """
+        with self._telling():
+            if not self._stream_is_open:
+                return
+            self._end_feed()
+            while self.block.flights:
+                self._backward()
+            if self.block.group_is_open:
+                self.block.update()
+            if self._from_next is not None:
+                self._from_next.get(Kind.DONE)
+            if self._up is not None:
+                self._up.send(Kind.DONE, last=True)
+            if self._from_last is not None:
+                self._from_last.get(Kind.DONE)
+            if self._down is not None:
+                self._down.send(Kind.DONE, last=True)
+            for outbox in self._outboxes:
+                outbox.drain()
+            self._stream_is_open = False
+
+    def eval(self, x: Any = None) -> Any:
+        """The model's output for `x` (given on block 0) on the last block, else None; in eval mode.
+
+        At the present weights; touches nothing that is under way. Collective: all ranks call it at the same place.
+        """
+        with self._telling():
+            value = x if self._from_last is None else self._from_last.get(Kind.EVAL).value
+            output = self.block.eval(value)
+            if self._down is None:
+                return output
+            self._down.send(Kind.EVAL, value=output, last=not self._feed_is_open)
+            return None
+
+    def close(self) -> None:
+        """Leave. Before a flush this ends the other processes' training, too, with BlockFailed."""
+        if self._stream_is_open and self._failure is None:
+            self._fail(BlockFailed(self._rank, "it left the pipeline before flush()"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._stream_is_open:
+            self._fail(failure_of(error, self._rank))
+        self.close()
+
+    # Batches
+
+    def _open(self) -> None:
+        """Begin to train, unless it has begun, and raise what has come from a neighbour that failed."""
+        self._stream_is_open = True
+        for inbox in self._inboxes:
+            inbox.open()
+            inbox.check()
+
+    def _read(self, loader: Iterable[Any] | None) -> Iterator[tuple[Any, Any]]:
+        if loader is None:
+            raise TypeError("feed(None) on block 0: expected the loader")
+        nothing = object()
+        batches = iter(loader)
+        while True:
+            item = next(batches, nothing)
+            if self._replicas is not None and not self._replicas.all_have_more(item is not nothing):
+                if item is not nothing:
+                    warnings.warn(
+                        f"the loader of rank {self._rank} had more batches than that of another replica: they are "
+                        "left out of this pass. Give all replicas equally many",
+                        stacklevel=3,
+                    )
+                return
+            if item is nothing:
+                return
+            yield pair_of(item)
+
+    def _expect_batch(self) -> bool:
+        """Whether another batch comes from block 0; passes its END on."""
+        assert self._from_last is not None
+        if self._from_last.peek().kind != Kind.END:
+            return True
+        self._end_feed()
+        return False
+
+    def _end_feed(self) -> None:
+        """Say, or hear and pass on, that no batch comes for now."""
+        if self._feed_is_open and self._failure is None:
+            self._feed_is_open = False
+            if self._from_last is not None:
+                self._from_last.get(Kind.END)
+            if self._down is not None:
+                self._down.send(Kind.END, self.num_batches, last=True)
+
+    def _next_batch(self, x: Any, target: Any) -> Batch:
+        if self._from_last is not None:
+            message = self._from_last.get(Kind.DATA)
+            assert message.n == self.num_batches, (message.n, self.num_batches)
+            return Batch(message.n, *message.value)
+        if x is None:
+            raise ValueError("step(None) on block 0: expected the batch, x and target, from feed(loader)")
+        replica, size = (0, 1) if self._replicas is None else (self._replicas.rank, self._replicas.size)
+        with batch_rng(self._options.seed, self.num_batches * size + replica):
+            return enter(self.num_batches, x, target)
+
+    def _backward(self) -> None:
+        gradients = None
+        if self._from_next is not None:
+            message = self._from_next.get(Kind.GRADIENT)
+            assert message.n == self.block.flights[0].n, (message.n, self.block.flights[0].n)
+            gradients = message.value
+        n = self.block.flights[0].n
+        of_input = self.block.backward(gradients)
+        if self._up is not None:
+            self._up.send(Kind.GRADIENT, n, of_input)
+
+    def _average(self) -> None:
+        if self._replicas is not None:
+            self._replicas.average(p for p in self.block.module.parameters() if p.requires_grad)
+
+    # Neighbours
+
+    def _connect(self, place: Place) -> None:
+        """One group for each direction: on gloo one communicator must not serve both."""
+        self._down: Outbox | None = None
+        self._up: Outbox | None = None
+        self._from_last: Inbox | None = None
+        self._from_next: Inbox | None = None
+        index, device = place.index, self.block.device
+        if place.num_stages > 1:
+            backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+            forward, back = (
+                dist.new_group(list(place.ranks), _FOREVER, backend, use_local_synchronization=True)
+                for _ in range(2)
+            )
+            gap = self.spec.p[index] + self.spec.q[index]
+            if index + 1 < place.num_stages:
+                self._down = Outbox(forward, index + 1, gap + 1, self.block.held, self._explain(index + 1))
+                self._from_next = Inbox(back, index + 1, device, self._explain(index + 1), self._relay)
+            if index > 0:
+                gap = self.spec.p[index - 1] + self.spec.q[index - 1]
+                self._up = Outbox(back, index - 1, gap + 1, self.block.held, self._explain(index - 1))
+                self._from_last = Inbox(forward, index - 1, device, self._explain(index - 1), self._relay)
+        self._outboxes = [outbox for outbox in (self._down, self._up) if outbox is not None]
+        self._inboxes = [inbox for inbox in (self._from_last, self._from_next) if inbox is not None]
+
+    def _explain(self, peer: int) -> Callable[[BaseException], BlockFailed]:
+        rank = self._place.ranks[peer]
+        return lambda error: self._board.explain(error, rank)
+
+    def _relay(self, failure: BlockFailed) -> None:
+        """Tell both neighbours of a failure, once."""
+        for outbox in self._outboxes:
+            outbox.say_goodbye((failure.rank, failure.traceback))
+
+    def _fail(self, error: BaseException) -> None:
+        """Let this process's `error` be the last thing that the others hear from it."""
+        self._failure = failure_of(error, self._rank)
+        self._board.post(self._failure)
+        self._relay(self._failure)
+        if not isinstance(error, BlockFailed):
+            error.add_note(f"on rank {self._rank}; the other ranks of the pipeline were told")
+        for inbox in self._inboxes:  # a neighbour answers, which shows that it has heard
+            inbox.join(_LAST_WORDS_S)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What is raised inside is told to all."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except GeneratorExit:  # the loop was left with a break
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+
+def _store() -> Any:
+    """The store of all processes."""
+    if not dist.is_initialized():
+        return None
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.get_group_store()
+
+
+def _close(schedule: "weakref.ref[ScheduleDSP]") -> None:
+    if (found := schedule()) is not None:
+        found.close()
