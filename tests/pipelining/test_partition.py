@@ -6,9 +6,13 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -83,6 +87,12 @@ def test_an_inner_container_with_a_hook_or_of_another_class_stays_whole() -> Non
     assert torch.equal(in_a_row(partition(model, 2, by="uniform"), x), model(x))
 
 
+def test_the_numbers_of_layers_may_be_given() -> None:
+    model = net()
+    blocks = partition(model, 3, by=(1, 4, 1))
+    assert [len(list(block.state_dict())) for block in blocks] == [2, 7, 2]
+
+
 def brute_force(costs: list[list[int]]) -> tuple[float, float]:
     num_blocks, num_layers = len(costs), len(costs[0])
     found = []
@@ -144,6 +154,27 @@ def test_by_time_measures_on_copies_and_leaves_everything_as_it_was(quick: None)
     assert [parameter.grad for parameter in model[2].parameters()] == [None, None]
     assert list(blocks[1].state_dict()) == []
     assert list(blocks[0].state_dict()) == list(before)
+
+
+def cut_in_a_process(rank: int, store: str, results: SimpleQueue) -> None:
+    torch.set_num_threads(1)
+    measure._ENOUGH_S = 0
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    slow_at = 0 if rank == 0 else 4  # by its own times each process would cut elsewhere
+    model = nn.Sequential(*[Slow() if at == slow_at else nn.Linear(3, 3) for at in range(5)])
+    lengths = [len(block) for block in partition(model, 2, sample=torch.randn(4, 3))]
+    try:
+        partition(model, 2, sample=torch.randn(4, 2 + rank))
+    except RuntimeError as error:
+        results.put((rank, lengths, str(error)[:20]))
+    dist.destroy_process_group()
+
+
+def test_all_processes_cut_as_the_first_one_measured_and_fail_as_it_does(tmp_path: Path) -> None:
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    mp.start_processes(cut_in_a_process, (str(tmp_path / "store"), results), nprocs=2, start_method="spawn")
+    assert sorted(results.get() for _ in range(2)) == [(rank, [1, 4], "layer '1' (Linear) f") for rank in range(2)]
 
 
 class Pair(nn.Module):
@@ -224,6 +255,10 @@ def hooked() -> nn.Sequential:
         (net, {"num_stages": 7, "by": "uniform"}, ValueError, "7 blocks of a model with 6 layers"),
         (net, {"num_stages": 0, "by": "uniform"}, ValueError, "0 blocks"),
         (net, {"num_stages": 2}, ValueError, 'give sample=, or by="parameters"'),
+        (net, {"num_stages": 2, "by": (2, 3)}, ValueError, r"by=\(2, 3\): .*2 blocks, 6 in all"),
+        (net, {"num_stages": 2, "by": (6, 0)}, ValueError, r"by=\(6, 0\)"),
+        (net, {"num_stages": 2, "by": (2, 2, 2)}, ValueError, r"by=\(2, 2, 2\)"),
+        (net, {"num_stages": 2, "sample": torch.randn(4, 3), "staleness": Staleness.of(3)}, ValueError, "3 blocks"),
         (net, {"num_stages": 2, "by": "size"}, ValueError, "by='size'"),
         (Branches, {"num_stages": 1}, TypeError, r"Branches, .*pipeline\("),
         (lambda: 3, {"num_stages": 1}, TypeError, "the model is 3"),

@@ -4,11 +4,13 @@ A block with m_k > 0 computes its forward twice, the last one never does, so it 
 would give it. With few blocks the cut is worth as much as the rest of the schedule.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
@@ -28,7 +30,7 @@ def partition(
     model: "nn.Module | Sequence[nn.Module] | Pipe",
     num_stages: int,
     *,
-    by: By = "time",
+    by: By | Sequence[int] = "time",
     sample: Any = None,
     staleness: Staleness | None = None,
 ) -> list[nn.Module]:
@@ -42,9 +44,11 @@ def partition(
             torch.distributed.pipelining.pipeline() made of a model, whose stages are taken as they are.
         num_stages: blocks, one for each device.
         by: "time" measures each layer's forward and backward on copies, "parameters" counts theirs, "uniform"
-            counts layers.
+            counts layers; or the number of layers of each block, such as (6, 8), as `stretto plan` prints it.
         sample: a batch as the model gets it, for "time".
         staleness: what the blocks will run with; decides which of them recompute, for "time". Default: m_k = K-1-k.
+
+    Where torch.distributed is initialised, "time" is collective: process 0 measures and all cut alike.
 
     Raises TypeError for a model that is no row of layers; ValueError for more blocks than layers, for weights that
     two blocks would share, a sample that is missing; RuntimeError, with its name, for a layer that fails on it.
@@ -57,12 +61,15 @@ def partition(
         return stages
     layers = layers_of(model)
     check_number(num_stages, layers)
-    if by == "time":
-        if sample is None:
-            raise ValueError('by="time" measures the layers and needs a batch: give sample=, or by="parameters"')
-        times = measure_layers(layers, sample)
-        return cut(layers, time_costs(times, staleness or Staleness.of(num_stages)))
-    return cut(layers, [count_costs(layers, by)] * num_stages)
+    if isinstance(by, str):
+        bounds = _measured_cut(layers, num_stages, sample, staleness) if by == "time" else None
+        return build_blocks(layers, bounds or best_cut([count_costs(layers, by)] * num_stages))
+    if len(by) != num_stages or sum(by) != len(layers) or min(by) < 1:
+        raise ValueError(
+            f"by={tuple(by)}: expected the number of layers of each of {num_stages} blocks, {len(layers)} in all"
+        )
+    ends = list(itertools.accumulate(by))
+    return build_blocks(layers, list(zip([0, *ends[:-1]], ends, strict=True)))
 
 
 def measure_layers(layers: Sequence[Layer], sample: Any) -> BlockTimes:
@@ -97,9 +104,9 @@ def check_number(num_stages: int, layers: Sequence[Layer]) -> None:
         )
 
 
-def cut(layers: Sequence[Layer], costs: Sequence[Sequence[float]]) -> list[nn.Module]:
-    """The blocks of the best cut for `costs`, as `best_cut` takes them. Raises ValueError for tied weights."""
-    blocks: list[nn.Module] = [build_block(layers[first:end]) for first, end in best_cut(costs)]
+def build_blocks(layers: Sequence[Layer], bounds: Sequence[tuple[int, int]]) -> list[nn.Module]:
+    """The blocks that hold the layers [first, end) each. Raises ValueError for tied weights."""
+    blocks: list[nn.Module] = [build_block(layers[first:end]) for first, end in bounds]
     check_not_tied(blocks)
     return blocks
 
@@ -141,6 +148,33 @@ def _solve(
     for origin in reversed(came_from[1:]):
         ends.append(int(origin[ends[-1]]))
     return float(best[num_layers]), ends[::-1]
+
+
+def _measured_cut(
+    layers: Sequence[Layer], num_stages: int, sample: Any, staleness: Staleness | None
+) -> list[tuple[int, int]]:
+    """The best cut by measured times, the same in all processes."""
+    if sample is None:
+        raise ValueError('by="time" measures the layers and needs a batch: give sample=, or by="parameters"')
+    spec = staleness or Staleness.of(num_stages)
+    if num_stages != spec.K:
+        raise ValueError(f"staleness={spec} is for {spec.K} blocks: expected {num_stages}")
+
+    def measure() -> list[tuple[int, int]]:
+        return best_cut(time_costs(measure_layers(layers, sample), spec))
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return measure()
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            answer = [measure()]
+        except RuntimeError as error:  # the others must not wait for it
+            answer = [error]
+    dist.broadcast_object_list(answer)
+    if isinstance(answer[0], RuntimeError):
+        raise answer[0]
+    return list(answer[0])
 
 
 def _as_pipe(model: Any) -> "Pipe | None":
