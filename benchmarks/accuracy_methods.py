@@ -1,0 +1,199 @@
+"""The rows of `accuracy.py`'s tables: every method on every workload, and the grids of learning rates."""
+
+from dataclasses import dataclass, replace
+
+from accuracy_runs import Condition
+
+from stretto.pipelining import Staleness
+
+K = 4
+MICRO_BATCHES = 4
+OPTIMIZERS = {"nesterov": "SGD, Nesterov", "sgd": "SGD, momentum", "adamw": "AdamW", "nadam": "NAdam"}
+MAP_STALENESS = (0, 1, 2, 4)
+"""Multiples of m_k = K-1-k."""
+MAP_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
+MAX_RATES = 6
+RATE_SEED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A method on a workload."""
+
+    title: str
+    base: Condition
+    """A run of it; the rate, the seed and the split are put in."""
+    num_seeds: int
+
+    def on(self, split: str, lr: float, seed: int, updates: int | None = None) -> Condition:
+        """One run."""
+        return replace(self.base, split=split, lr=lr, seed=seed, updates=updates or self.base.updates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A table: its first row is what the others are compared with."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    rates: tuple[float, ...]
+    """The grid to begin with; it grows by factors of 2 while the best rate is at its edge."""
+    rate_updates: int
+    """Updates of the runs that choose a rate."""
+    rate_seeds: int = 1
+    bars: tuple[str, ...] = ()
+    """Titles of the rows that have to come within 0.5 points of the first."""
+    per_optimizer: bool = False
+    """Compare with the first row of the same optimizer."""
+
+    @property
+    def remark(self) -> str:
+        """How the rates were chosen."""
+        runs = "one run" if self.rate_seeds == 1 else f"{self.rate_seeds} runs"
+        return (
+            f"Each row's rate is the best of a grid, by {runs} of {self.rate_updates:,} updates on other examples."
+        )
+
+
+def full_plans(*, full: bool, seeds: int) -> list[Plan]:
+    """All tables. `seeds` of a row, twice as many on the digits; repairs have 3 of them on Fashion-MNIST."""
+    fashion = _Maker("fashion-full" if full else "fashion", 9380 if full else 2250, "nesterov", seeds)
+    digits = _Maker("digits", 800, "nesterov", 2 * seeds)
+    text = _Maker("text", 6000 if full else 1500, "adamw", min(3, seeds))
+    short = _Maker(fashion.workload, 750, "nesterov", seeds)
+    few = seeds if full else min(3, seeds)
+    return [
+        Plan(
+            name="fashion",
+            title=f"Fashion-MNIST, {50_000 if full else 12_000:,} images, {fashion.updates:,} updates of 64",
+            rows=(
+                *fashion.methods(),
+                *(fashion.row(f"DSP, K = {k}", _default(k)) for k in (2, 3)),
+                *fashion.repairs(few),
+            ),
+            rates=(0.05, 0.1, 0.2),
+            rate_updates=fashion.updates // 2,
+            bars=tuple(f"DSP, K = {k}" for k in (2, 3, 4)),
+        ),
+        Plan(
+            name="short",
+            title="Fashion-MNIST, short: 750 updates of 64",
+            rows=(
+                short.row("backpropagation", _backprop()),
+                short.row(f"DSP, K = {K}", _default(K)),
+                short.row(f"FR, K = {K}", _default(K), optimizer="sgd"),
+                short.row(f"DSP, long queues, K = {K}", Staleness.dsp(K)),
+                short.row("  with a warm-up", Staleness.dsp(K), warmup=True),
+            ),
+            rates=(0.05, 0.1, 0.2),
+            rate_updates=750,
+        ),
+        Plan(
+            name="digits",
+            title="digits of 8x8, 1,297 images, 20 epochs of 40 updates of 32",
+            rows=(*digits.methods(), *digits.repairs(2 * seeds)),
+            rates=(0.025, 0.05, 0.1),
+            rate_updates=digits.updates,
+            rate_seeds=3,
+        ),
+        Plan(
+            name="text",
+            title=f"English definitions, a character-level Transformer, {text.updates:,} updates of 32 x 64",
+            rows=(*text.methods(), *text.repairs(min(2, seeds)), *text.other_optimizer("nadam")),
+            rates=(0.001, 0.002, 0.004),
+            rate_updates=text.updates // 3,
+            per_optimizer=True,
+        ),
+    ]
+
+
+def quick_plans() -> list[Plan]:
+    """Every kind of row, on made-up digits and for a moment."""
+    quick = _Maker("made-up", 12, "nesterov", 1)
+    rows = (*quick.methods(), *quick.repairs(1)[-4:])
+    return [Plan(name="made-up", title="made-up digits", rows=rows, rates=(0.05,), rate_updates=6)]
+
+
+def map_conditions(workload: str) -> dict[tuple[int, float], Condition]:
+    """The runs of the map, by multiple of m_k = K-1-k and rate: 750 updates, held-out images."""
+    found = {}
+    for times in MAP_STALENESS:
+        spec = _backprop() if times == 0 else Staleness.of(K, m=[times * (K - 1 - k) for k in range(K)])
+        if times == 1:
+            spec = _default(K)
+        for lr in MAP_RATES:
+            row = _Maker(workload, 750, "nesterov", 1).row("", spec)
+            found[times, lr] = row.on("held-out", lr, RATE_SEED)
+    return found
+
+
+def _default(num_blocks: int) -> Staleness:
+    return Staleness.of(num_blocks)
+
+
+def _backprop() -> Staleness:
+    # The number of blocks makes no difference to the bits, and one block costs least.
+    return Staleness.backprop(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    workload: str
+    updates: int
+    optimizer: str
+    num_seeds: int
+
+    def row(self, title: str, spec: Staleness, num_seeds: int | None = None, **changed: object) -> Row:
+        settings = {
+            "optimizer": self.optimizer,
+            "updates": self.updates,
+            "lr": 0.0,
+            "seed": 0,
+            "split": "",
+        } | changed
+        return Row(
+            title, Condition(workload=self.workload, staleness=str(spec), **settings), num_seeds or self.num_seeds
+        )
+
+    def methods(self) -> list[Row]:
+        """The methods at K = 4; one optimizer, but for FR, whose paper has plain momentum."""
+        is_text = self.workload == "text"
+        rows = [self.row("backpropagation", _backprop())]
+        if not is_text:
+            rows.append(self.row("backpropagation, plain momentum", _backprop(), optimizer="sgd"))
+            rows.append(self.row(f"GPipe, {MICRO_BATCHES} micro-batches", _backprop(), accumulate=MICRO_BATCHES))
+        rows.append(self.row(f"DSP, K = {K}", _default(K)))
+        if not is_text:
+            rows.append(self.row(f"FR, K = {K}", _default(K), optimizer="sgd"))
+        return [
+            *rows,
+            self.row(f"DDG, K = {K}", Staleness.delayed_gradients(K)),
+            self.row(f"DSP, long queues, K = {K}", Staleness.dsp(K)),
+            self.row(f"DGL, K = {K}", Staleness.backprop(K), learner="dgl"),
+            self.row(f"DNI, K = {K}", Staleness.backprop(K), learner="dni"),
+        ]
+
+    def repairs(self, num_seeds: int) -> list[Row]:
+        """Each repair of the default's and of longer queues' staleness."""
+        changes: dict[str, dict[str, object]] = {
+            f"accumulate={MICRO_BATCHES}": {"accumulate": MICRO_BATCHES},
+            "predict": {"predict": True},
+            "discount": {"discount": 1.0},
+            "warm-up": {"warmup": True},
+        }
+        return [
+            self.row(f"{title}, {name}", spec, num_seeds, **change)
+            for title, spec in (("DSP", _default(K)), ("DSP, long queues", Staleness.dsp(K)))
+            for name, change in changes.items()
+            if self.workload != "text" or "long" in title or name == "predict"
+        ]
+
+    def other_optimizer(self, optimizer: str) -> list[Row]:
+        """The rows that are tried with another optimizer."""
+        name = OPTIMIZERS[optimizer]
+        return [
+            self.row(f"backpropagation, {name}", _backprop(), optimizer=optimizer),
+            self.row(f"DSP, {name}, K = {K}", _default(K), optimizer=optimizer),
+            self.row(f"DSP, long queues, {name}, K = {K}", Staleness.dsp(K), optimizer=optimizer),
+        ]
