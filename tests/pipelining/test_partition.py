@@ -2,16 +2,13 @@
 
 import copy
 import itertools
-import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +22,7 @@ from stretto.pipelining.measure import measure_times
 from stretto.pipelining.names import name_prefix
 from stretto.pipelining.partition import best_cut, partition, time_costs
 from stretto.pipelining.spec import Staleness
+from tests.pipelining.cutting import Slow, cut_in_a_process
 
 
 @pytest.fixture
@@ -131,12 +129,6 @@ def test_layers_without_parameters_stay_with_what_comes_before() -> None:
     assert [len(list(block.parameters())) for block in partition(model, 5, by="parameters")] == [2, 0, 0, 2, 0]
 
 
-class Slow(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)  # stands for work, many times that of the others
-        return x.clone()
-
-
 def test_by_time_measures_on_copies_and_leaves_everything_as_it_was(quick: None) -> None:
     model = net()
     model.append(Slow())
@@ -154,20 +146,6 @@ def test_by_time_measures_on_copies_and_leaves_everything_as_it_was(quick: None)
     assert [parameter.grad for parameter in model[2].parameters()] == [None, None]
     assert list(blocks[1].state_dict()) == []
     assert list(blocks[0].state_dict()) == list(before)
-
-
-def cut_in_a_process(rank: int, store: str, results: SimpleQueue) -> None:
-    torch.set_num_threads(1)
-    measure._ENOUGH_S = 0
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    slow_at = 0 if rank == 0 else 4  # by its own times each process would cut elsewhere
-    model = nn.Sequential(*[Slow() if at == slow_at else nn.Linear(3, 3) for at in range(5)])
-    lengths = [len(block) for block in partition(model, 2, sample=torch.randn(4, 3))]
-    try:
-        partition(model, 2, sample=torch.randn(4, 2 + rank))
-    except RuntimeError as error:
-        results.put((rank, lengths, str(error)[:20]))
-    dist.destroy_process_group()
 
 
 def test_all_processes_cut_as_the_first_one_measured_and_fail_as_it_does(tmp_path: Path) -> None:
