@@ -11,8 +11,7 @@ from scipy.stats import t as student
 from stretto.pipelining import Staleness
 
 SHORT_RUNS_PAY_MOST = (
-    "Short runs pay most: staleness costs progress while the weights move fast, and a run that goes on makes up for "
-    "it."
+    "Short runs pay most: staleness costs progress while the weights move fast, and a longer run makes up for it."
 )
 
 

@@ -78,6 +78,8 @@ class LocalTraining(Simulation):
             for index, (module, optimizer, scheduler) in enumerate(zip(blocks, optimizers, schedulers, strict=True))
         ]
         super().__init__(built, options)
+        self._predictions: dict[int, torch.Tensor] = {}
+        """Gradients that were predicted for a block's output, until the true one comes (DNI)."""
 
     def step(self, x: Any, target: Any = None) -> torch.Tensor:
         """Train every block on the batch, and return the loss (detached) of the last one."""
@@ -138,10 +140,6 @@ class SyntheticGradients(LocalTraining):
 
     A block's output must be one tensor [rows, ...]; `step` raises TypeError otherwise.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._predictions: dict[int, torch.Tensor] = {}
 
     def _provide(self, index: int, batch: Batch) -> Gradients:
         output, network = batch.value, self.auxiliaries[index]
