@@ -1,4 +1,11 @@
-"""stretto keeps accelerators busy: it finds what a training run waits for, and fills the wait by data echoing."""
+"""stretto keeps accelerators busy: it finds what a training run waits for, and fills the wait.
+
+By data echoing where it waits for its data, by layer-wise staleness (`stretto.pipelining`) where the blocks of a
+split model wait for each other.
+"""
+
+import importlib
+from types import ModuleType
 
 from stretto.echo.dataloader import EchoDataLoader, echo_plan
 from stretto.echo.loader import EchoLoader, echo
@@ -18,3 +25,9 @@ __all__ = [
     "echo_plan",
     "profile",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "pipelining":  # imported when it is used: it takes as long as all the rest
+        return importlib.import_module("stretto.pipelining")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

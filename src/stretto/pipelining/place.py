@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining.stage import PipelineStage
 
 from stretto.pipelining.names import check_names, keep_names, name_prefix
 
-Stage = PipelineStage | tuple[nn.Module, int, int]
+if TYPE_CHECKING:
+    pass
+
+Stage: TypeAlias = "PipelineStage | tuple[nn.Module, int, int]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from stretto.pipelining.block import Block, Gradients, advise_nesterov, enter, pair_of
 from stretto.pipelining.codec import pass_on
+from stretto.pipelining.layers import check_not_tied
+from stretto.pipelining.names import check_names, name_prefix
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
 from stretto.pipelining.repairs import Repairs
 from stretto.pipelining.rng import batch_rng
@@ -45,6 +47,7 @@ def simulate(
     Raises ValueError for an impossible (p; m), tied weights across blocks, and settings that cannot be meant.
     """
     blocks = list(blocks)
+    check_not_tied(blocks)
     options = Options(
         spec=Staleness.of(len(blocks), p, m, backward_params),
         loss_fn=loss_fn,
@@ -62,6 +65,7 @@ def simulate(
         Block(module, index, optimizer, scheduler, options)
         for index, (module, optimizer, scheduler) in enumerate(zip(blocks, optimizers, schedulers, strict=True))
     ]
+    check_names([[name_prefix(part, k) + name for name in part.state_dict()] for k, part in enumerate(blocks)])
     advise_nesterov(built)
     return Simulation(built, options)
 
