@@ -5,6 +5,7 @@ import typer
 from stretto.cli.compare import compare_records
 from stretto.cli.demo import demo
 from stretto.cli.doctor import doctor
+from stretto.cli.plan import plan
 from stretto.cli.prove import prove
 from stretto.cli.run import PASS_ON, run
 
@@ -18,6 +19,7 @@ app.command()(demo)
 app.command(context_settings=PASS_ON)(run)
 app.command(context_settings=PASS_ON)(prove)
 app.command("compare")(compare_records)
+app.command()(plan)
 app.command()(doctor)
 
 
