@@ -13,6 +13,9 @@ from stretto.pipelining.names import check_names, keep_names, name_prefix
 if TYPE_CHECKING:
     pass
 
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
 Stage: TypeAlias = "PipelineStage | tuple[nn.Module, int, int]"
 
 
