@@ -11,9 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from stretto.pipelining.names import check_names, keep_names, name_prefix
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
 Stage: TypeAlias = "PipelineStage | tuple[nn.Module, int, int]"
