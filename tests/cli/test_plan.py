@@ -20,6 +20,11 @@ from torch import nn
 def model():
     return nn.Sequential(*[nn.Linear(6, 6) for _ in range(8)])
 
+def tied():
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return [first, second]
+
 listed = [nn.Linear(6, 6), nn.ReLU()]
 broken = lambda: 1 / 0
 branches = nn.Bilinear(6, 6, 6)
@@ -110,6 +115,13 @@ def test_no_staleness_is_chosen_where_a_recompute_costs_more_than_it_gains(
     assert done.stdout.rstrip().endswith("Next: split the largest layer into several, or train on fewer devices.")
 
 
+def test_one_device_gains_nothing(net: Path, measured: None) -> None:
+    plan = json.loads(stretto_plan(net, "--devices 1 --json -").stdout)
+    assert plan["verdict"] == "Nothing to gain from staleness on 1 device."
+    assert plan["why"] == "one device waits for no other"
+    assert plan["chosen"]["speedup"] == 1
+
+
 def test_the_layers_are_measured_and_the_files_are_written(
     net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +143,7 @@ def test_the_layers_are_measured_and_the_files_are_written(
         ("", "--devices 9", "9 blocks of a model with 8 layers"),
         (":absent", "--devices 2", "net.py defines no absent: expected an nn.Sequential"),
         (":broken", "--devices 2", "broken() of .*net.py fails: ZeroDivisionError"),
+        (":tied", "--devices 2", "parameter '1.weight' of block 1 is '0.weight' of block 0"),
         (":branches", "--devices 1", "the model is Bilinear"),
         ("", "--devices 2 --m 1,2,0", "m=(1, 2, 0) has 3 values, the model has 2 blocks"),
         ("", "--devices 2 --m one", '--m one: expected numbers such as "3,2,1,0"'),

@@ -1,6 +1,7 @@
 """A process that cuts a model together with others; imports little, as each of them does."""
 
 import time
+from datetime import timedelta
 from multiprocessing.queues import SimpleQueue
 
 import torch
@@ -20,7 +21,8 @@ class Slow(nn.Module):
 def cut_in_a_process(rank: int, store: str, results: SimpleQueue) -> None:
     torch.set_num_threads(1)
     measure._ENOUGH_S = 0
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
     slow_at = 0 if rank == 0 else 4  # by its own times each process would cut elsewhere
     model = nn.Sequential(*[Slow() if at == slow_at else nn.Linear(3, 3) for at in range(5)])
     lengths = [len(block) for block in partition(model, 2, sample=torch.randn(4, 3))]

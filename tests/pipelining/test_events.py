@@ -61,6 +61,7 @@ def test_longer_queues_hide_a_hop_of_half_a_forward() -> None:
     times = BlockTimes.even(4)
     assert round(predict(Staleness.of(4), times, hop_s=0.5).speedup, 2) == 1.78
     assert predict(Staleness.dsp(4), times, hop_s=0.5).speedup == pytest.approx(3)
+    assert predict(Staleness.dsp(4), times, hop_s=0.5).batches_per_s == pytest.approx(1)
     assert smallest_m(times, 0.5) == Staleness.dsp(4)
     assert smallest_m(times) == Staleness.of(4)
 

@@ -232,6 +232,8 @@ def _ways(found: "Plan") -> Table:
 
 
 def _next_step(found: "Plan", file: Path, name: str, optimizer: str) -> str:
+    if found.staleness.K == 1:
+        return "Next: plan for two devices or more."
     if found.staleness.m[0] == 0:
         return "Next: split the largest layer into several, or train on fewer devices."
     num_blocks, spec = len(found.blocks), found.staleness

@@ -156,7 +156,9 @@ def plan(
     if staleness is None:
         spec = cuts.choose("current")
         why = "the smallest m that keeps the devices busy" + (f" with hops of {hop_s * 1e3:g} ms" if hop_s else "")
-        if spec.m[0] == 0:
+        if num_devices == 1:
+            why = "one device waits for no other"
+        elif spec.m[0] == 0:
             why = "no staleness is quicker: one block has nearly all the work, and would recompute"
     else:
         spec, why = staleness, "as given"
