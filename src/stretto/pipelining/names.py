@@ -7,6 +7,7 @@ made by hand begin with the number of the block, such as "2.weight".
 from collections.abc import Iterable, Sequence
 
 from torch import nn
+from torch.fx import GraphModule
 
 _MARK = "_stretto_keeps_names"
 
@@ -14,12 +15,15 @@ _MARK = "_stretto_keeps_names"
 def keep_names(block: nn.Module) -> nn.Module:
     """Mark `block` as one whose keys are the plain model's; the mark stays with its copies."""
     setattr(block, _MARK, True)
+    if isinstance(block, GraphModule):  # a copy of one keeps nothing else
+        block.meta[_MARK] = True
     return block
 
 
 def name_prefix(block: nn.Module, index: int) -> str:
     """What stands before the keys of `block` in the merged weights: nothing, or its number and a dot."""
-    return "" if getattr(block, _MARK, False) else f"{index}."
+    keeps = getattr(block, _MARK, False) or (isinstance(block, GraphModule) and _MARK in block.meta)
+    return "" if keeps else f"{index}."
 
 
 def check_names(names_of_blocks: Sequence[Iterable[str]]) -> None:
