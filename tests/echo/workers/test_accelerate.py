@@ -125,7 +125,7 @@ def test_stateful_loaders_of_torchdata_keep_the_echo() -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return results_of("accelerate_ranks.py", folder)
+    return results_of("accelerate_ranks", folder)
 
 
 @pytest.mark.parametrize("name", SHARED)

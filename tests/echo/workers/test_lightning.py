@@ -29,7 +29,7 @@ def indices_of(batches: list[Any]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return results_of("lightning_ranks.py", tmp_path_factory.mktemp("ranks"))
+    return results_of("lightning_ranks", tmp_path_factory.mktemp("ranks"))
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""EchoDataLoader on two ranks that torchrun started, without a trainer."""
+"""EchoDataLoader on two ranks, without a trainer."""
 
 import time
 from collections import Counter
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.echo.workers.torchrun import results_of, start
+from tests.echo.workers.torchrun import results_of, torchrun
 
 SHARDED = pytest.mark.parametrize("name", ["sharded 0", "sharded 2"])
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return results_of("ranks.py", tmp_path_factory.mktemp("ranks"))
+    return results_of("ranks", tmp_path_factory.mktemp("ranks"))
 
 
 def indices_of(batches: list[Any]) -> list[int]:
@@ -96,7 +96,7 @@ def test_state_of_another_rank_or_number_of_ranks_is_refused_with_both_values(
 
 def test_all_ranks_end_when_one_of_them_raises() -> None:
     begin = time.monotonic()
-    done = start("failing_rank.py")
+    done = torchrun("failing_rank")
     assert time.monotonic() - begin < 60
     assert done.returncode != 0
     assert "OSError" in done.stderr

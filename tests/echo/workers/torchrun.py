@@ -1,43 +1,60 @@
-"""Runs a script on two ranks under torchrun, and gives back what each of them wrote."""
+"""Runs a script on two ranks, with what torchrun gives them, and hands back what each of them wrote."""
 
+import importlib
 import json
+import multiprocessing
 import os
-import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forked import python
+
 ROOT = Path(__file__).parents[3]
-SCRIPTS = Path(__file__).parent / "scripts"
-KILL_AFTER_S = 150
+SCRIPTS = "tests.echo.workers.scripts"
+WORLD_SIZE = 2
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
 
-def start(script: str, *args: object, is_torchrun: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a script of `scripts/` to its end, with all of its children."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if is_torchrun else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *launcher, str(SCRIPTS / script), *map(str, args)]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=KILL_AFTER_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks, which are sessions of their own
-            out, err = process.communicate(timeout=30)
-            raise AssertionError(f"{script} did not end within {KILL_AFTER_S} s:\n{out}\n{err}") from None
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+def torchrun(script: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script of `scripts/` under torchrun itself to its end."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", WORLD_SIZE]
+    return python("-m", *launcher, "-m", f"{SCRIPTS}.{script}", cwd=ROOT, **ENVIRONMENT)
 
 
-def results_of(script: str, folder: Path, *args: object, is_torchrun: bool = True) -> list[dict[str, Any]]:
+def results_of(script: str, folder: Path) -> list[dict[str, Any]]:
     """What the ranks wrote with `common.write`."""
-    done = start(script, folder, *args, is_torchrun=is_torchrun)
+    done = python("-m", __name__, script, folder, cwd=ROOT, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
+
+
+def run_ranks(script: str) -> int:
+    """Run the script's `main` in ranks forked from here, so that what it imports is imported once.
+
+    Returns 0 if all of them succeeded.
+    """
+    main = importlib.import_module(f"{SCRIPTS}.{script}").main
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="tests")
+    os.environ.update(WORLD_SIZE=str(WORLD_SIZE), LOCAL_WORLD_SIZE=str(WORLD_SIZE))
+    ranks = []
+    for number in range(WORLD_SIZE):
+        os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
+        ranks.append(multiprocessing.get_context("fork").Process(target=main))
+        ranks[-1].start()
+    for rank in ranks:
+        rank.join(100)
+        if rank.exitcode != 0:
+            for other in ranks:
+                other.kill()
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_ranks(sys.argv[1]))

@@ -86,8 +86,8 @@ def rank() -> int:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Leave what this rank saw for the test; argv[1] is the folder."""
-    Path(sys.argv[1], f"{rank()}.json").write_text(json.dumps(results))
+    """Leave what this rank saw for the test; argv[2] is the folder."""
+    Path(sys.argv[2], f"{rank()}.json").write_text(json.dumps(results))
 
 
 def finish() -> None:

@@ -104,7 +104,7 @@ def make_stream() -> EchoDataLoader:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[2])
     passed, hook = Model(), WithHook()
     trainer(max_epochs=3).fit(passed, echo_loader(61, 2))
     trainer().fit(hook)
