@@ -20,9 +20,9 @@ def lines(text: object) -> list[str]:
 
 def test_two_devices_as_text() -> None:
     assert lines(schedule_text(Staleness.of(2), num_batches=3)) == [
-        "              |warm-up    |steady     |drain",
-        "device 0, m=1 F0-F1-......R0-B0----F2-R1-B1----R2-B2----",
-        "device 1, m=0 ...F0-B0----F1-B1----...F2-B2----.........",
+        "              |warm-up    |steady  |drain",
+        "device 0, m=1 F0-F1-R0-...B0----F2-R1-B1----R2-B2----",
+        "device 1, m=0 ...F0-B0----F1-B1----F2-B2----.........",
         " F  forward   R  recompute   B  backward  . idle",
     ]
 
@@ -42,7 +42,7 @@ def test_stashed_weights_and_backpropagation_have_no_recompute() -> None:
 
 def test_a_slow_link_shows_as_idle_time() -> None:
     shown = lines(schedule_text(Staleness.of(2), hop_s=1.0, num_batches=2))
-    assert shown[2] == "device 1, m=0 ......F0-B0----F1-B1----............"
+    assert shown[2] == "device 1, m=0 ......F0-B0----F1-B1----........."
 
 
 def test_long_rows_go_on_below_and_lose_nothing() -> None:

@@ -59,7 +59,8 @@ def test_ideal_speedups_without_hops(
 
 def test_longer_queues_hide_a_hop_of_half_a_forward() -> None:
     times = BlockTimes.even(4)
-    assert round(predict(Staleness.of(4), times, hop_s=0.5).speedup, 2) == 1.78
+    # 1.78 if the recompute waited for the gradient, too
+    assert predict(Staleness.of(4), times, hop_s=0.5).speedup == pytest.approx(2)
     assert predict(Staleness.dsp(4), times, hop_s=0.5).speedup == pytest.approx(3)
     assert predict(Staleness.dsp(4), times, hop_s=0.5).batches_per_s == pytest.approx(1)
     assert smallest_m(times, 0.5) == Staleness.dsp(4)
@@ -94,7 +95,7 @@ def test_every_operation_waits_for_what_it_needs_and_no_longer(
             ready = before.end_s if before else 0.0
             if one.kind == "forward" and k > 0:
                 ready = max(ready, ends[k - 1, "forward", one.batch] + hops[k - 1])
-            if one.kind != "forward" and k + 1 < spec.K:
+            if one.kind == "backward" and k + 1 < spec.K:
                 ready = max(ready, ends[k + 1, "backward", one.batch] + hops[k])
             assert one.start_s == ready
 
@@ -152,16 +153,16 @@ def test_the_events_of_two_blocks_by_hand() -> None:
     assert played.operations == (
         Operation(0, "forward", 0, 0, 1),
         Operation(0, "forward", 1, 1, 2),
-        Operation(0, "recompute", 0, 8, 9),
-        Operation(0, "backward", 0, 9, 12),
-        Operation(0, "recompute", 1, 14, 15),
-        Operation(0, "backward", 1, 15, 18),
+        Operation(0, "recompute", 0, 2, 3),
+        Operation(0, "backward", 0, 8, 11),
+        Operation(0, "recompute", 1, 11, 12),
+        Operation(0, "backward", 1, 14, 17),
         Operation(1, "forward", 0, 1.5, 3.5),
         Operation(1, "backward", 0, 3.5, 7.5),
         Operation(1, "forward", 1, 7.5, 9.5),
         Operation(1, "backward", 1, 9.5, 13.5),
     )
-    assert played.utilisation == (10 / 18, 12 / 18)
+    assert played.utilisation == (10 / 17, 12 / 17)
 
 
 def test_1f1b_by_hand() -> None:

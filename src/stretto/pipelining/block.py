@@ -151,14 +151,21 @@ class Block:
         value = None if self.is_last else release(output, None if self.keeps_graph else True)
         return Batch(batch.n, value, batch.target, rng)
 
+    def recompute(self) -> None:
+        """Run the oldest batch under way again at the present weights, if it has no graph.
+
+        It needs no gradient, and so can fill the time until that comes.
+        """
+        if self.flights[0].graph is None:
+            self._run_with_graph(self.flights[0])
+
     def backward(self, gradients: Gradients | None) -> Gradients:
         """The backward of the oldest batch under way, from the `gradients` of its output (None on the last block).
 
-        Returns those of its input. Updates the weights if the batch is the last of a group.
+        Returns those of its input, which can go on their way before `end_backward` updates the weights.
         """
+        self.recompute()
         flight = self.flights.popleft()
-        if flight.graph is None:
-            self._run_with_graph(flight)
         assert flight.graph is not None
         if flight.graph.loss is not None:
             if flight.graph.loss.requires_grad:
@@ -176,9 +183,12 @@ class Block:
         if flight.weights is not None:
             self._collect_gradients(flight.weights)
         self.group_is_open = True
-        if (flight.n + 1) % self.options.accumulate == 0:
-            self.update()
         return flight.graph.input_gradients
+
+    def end_backward(self, n: int) -> None:
+        """Update the weights if batch `n` is the last of a group."""
+        if (n + 1) % self.options.accumulate == 0:
+            self.update()
 
     def update(self) -> None:
         """Apply the gradients that were gathered."""

@@ -144,7 +144,7 @@ def _style(kind: Kind) -> Style:
 def _phases(timeline: Timeline) -> list[tuple[str, float, float]]:
     """Warm-up, until a gradient first reaches the first device, steady part and drain, as that sees them."""
     own = [one for one in timeline.operations if one.block == 0]
-    begin = min(one.start_s for one in own if one.kind != "forward")
+    begin = min(one.start_s for one in own if one.kind == "backward")
     last = max(one.end_s for one in own if one.kind == "forward")
     if last <= begin:
         return [("warm-up", 0.0, begin), ("drain", begin, timeline.end_s)]
@@ -208,8 +208,7 @@ def _trace(timeline: Timeline, scale: float) -> str:
         steps: tuple[tuple[Kind, int, int], ...] = (("forward", block, block + 1), ("backward", block + 1, block))
         for kind, source, goal in steps:
             left, arrival = spans[source, kind], spans[goal, kind]
-            entered = spans.get((goal, "recompute"), arrival) if kind == "backward" else arrival
-            ends = [(left.end_s, source), (entered.start_s, goal)]
+            ends = [(left.end_s, source), (arrival.start_s, goal)]
             (x, y), (to_x, to_y) = ((_LEFT + time * scale, _TOP + _ROW * at + _CELL / 2) for time, at in ends)
             lines.append(f"M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}")
     return f'<path class="trace" d="{"".join(lines)}"/>'

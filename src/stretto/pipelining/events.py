@@ -3,12 +3,14 @@
 A device works through its operations in a fixed order and starts each when the one before it is over and what it
 needs has arrived. A message arrives `hop_s` after the operation that made it; sending never blocks. With (p; m),
 block k does in iteration n the forward of batch n, then, if n >= m_k, the backward of batch n - m_k, a recompute
-before it if m_k > 0 and its graph was not kept. Numbers and times depend on m, not on how it divides into p and q.
+before it if m_k > 0 and its graph was not kept. The recompute does not wait for the gradient: it needs none, and so
+hides a part of the wait for it. Numbers and times depend on m, not on how it divides into p and q.
 
 In the steady state only loops matter: block i forward to block j, back to block i, i's next iteration. A loop comes
-round once in 1 + m_i - m_j iterations, so (w: all work of a block on a batch, h: hops)
+round once in 1 + m_i - m_j iterations, so (f, r, b: forward, recompute where there is one, backward; h: hops)
 
-    seconds a batch = max over i <= j of (w_i + ... + w_j + 2 (h_i + ... + h_{j-1})) / (1 + m_i - m_j)
+    seconds a batch  =    max     (f_i + b_i + ... + f_j + b_j + r_j + 2 (h_i + ... + h_{j-1})) / (1 + m_i - m_j)
+                       i <= j
 
 i = j is the bound that no staleness passes: the busiest device.
 """
@@ -69,8 +71,12 @@ class BlockTimes:
 
     def work_s(self, spec: Staleness) -> tuple[float, ...]:
         """What each block works on a batch, with the recompute where there is one."""
-        parts = zip(self.forward_s, self.recompute_s, self.backward_s, recomputes(spec), strict=True)
-        return tuple(forward + again * is_needed + backward for forward, again, backward, is_needed in parts)
+        return tuple(self.loop_s(spec, k, k) for k in range(self.K))
+
+    def loop_s(self, spec: Staleness, i: int, j: int) -> float:
+        """The work on the way from block i forward to block j and back: j's recompute is the only one on it."""
+        once = sum(self.forward_s[i : j + 1]) + sum(self.backward_s[i : j + 1])
+        return once + self.recompute_s[j] * recomputes(spec)[j]
 
 
 class Operation(NamedTuple):
@@ -177,7 +183,7 @@ def play(
             if 0 <= batch < num_batches:
                 arrived = gradient[k + 1].pop(batch) if k + 1 < spec.K else 0.0
                 if is_replayed[k]:
-                    work(k, "recompute", batch, times.recompute_s[k], arrived)
+                    work(k, "recompute", batch, times.recompute_s[k])
                 gradient[k][batch] = work(k, "backward", batch, times.backward_s[k], arrived) + hops[k - 1]
     return Timeline(tuple(one for of_block in made for one in of_block), spec.K, num_batches)
 
@@ -238,11 +244,12 @@ def predict(spec: Staleness, times: BlockTimes, *, hop_s: Hops = 0.0) -> Steady:
     Raises ValueError where the times or hops are for another number of blocks than `spec`.
     """
     hops = _hops(hop_s, _same_blocks(spec, times))
-    work = times.work_s(spec)
     seconds = max(
-        _loop_s(work, hops, i, j) / (1 + spec.m[i] - spec.m[j]) for i in range(spec.K) for j in range(i, spec.K)
+        (times.loop_s(spec, i, j) + 2 * sum(hops[i:j])) / (1 + spec.m[i] - spec.m[j])
+        for i in range(spec.K)
+        for j in range(i, spec.K)
     )
-    return Steady(seconds, tuple(value / seconds for value in work), times.one_device_s / seconds)
+    return Steady(seconds, tuple(work / seconds for work in times.work_s(spec)), times.one_device_s / seconds)
 
 
 def predict_microbatches(
@@ -273,31 +280,27 @@ def smallest_m(
         raise ValueError(f"busy={busy}: expected the part of the best throughput to reach, above 0, at most 1")
     num_blocks = times.K
     hops = _hops(hop_s, num_blocks)
-    choices: list[tuple[int, tuple[float, ...], float]] = []  # blocks with m > 0, work, the bound
+    choices: list[tuple[int, Staleness, float]] = []  # blocks with m > 0, a specification with these, the bound
     for num_stale in range(num_blocks):
         pattern = (1,) * num_stale + (0,) * (num_blocks - num_stale)
-        work = times.work_s(Staleness.of(num_blocks, m=pattern, backward_params=backward_params))
-        bound = max(*work, _loop_s(work, hops, num_stale, num_blocks - 1))
-        choices.append((num_stale, work, bound))
+        spec = Staleness.of(num_blocks, m=pattern, backward_params=backward_params)
+        unbroken = times.loop_s(spec, num_stale, num_blocks - 1) + 2 * sum(hops[num_stale:])
+        choices.append((num_stale, spec, max(*times.work_s(spec), unbroken)))
     limit_s = min(bound for _, _, bound in choices) / busy * (1 + 1e-9)
     found = []
-    for num_stale, work, bound in choices:
+    for num_stale, spec, bound in choices:
         if bound > limit_s:
             continue
         m = [0] * num_blocks
         for i in reversed(range(num_stale)):
             m[i] = max(1, m[i + 1])
             for j in range(i + 1, num_blocks):
-                m[i] = max(m[i], m[j] + math.ceil(_loop_s(work, hops, i, j) / limit_s - 1e-9) - 1)
+                loop_s = times.loop_s(spec, i, j) + 2 * sum(hops[i:j])
+                m[i] = max(m[i], m[j] + math.ceil(loop_s / limit_s - 1e-9) - 1)
         found.append(m)
     best = min(found, key=sum)
     outputs = [(age - after) // 2 for age, after in zip(best, (*best[1:], 0), strict=True)]
     return Staleness(tuple(outputs), tuple(best), backward_params)
-
-
-def _loop_s(work: Sequence[float], hops: Sequence[float], i: int, j: int) -> float:
-    """From block i forward to block j and back: all their work, and the hops both ways."""
-    return sum(work[i : j + 1]) + 2 * sum(hops[i:j])
 
 
 def _order(kind: Microbatching, ahead: int, parts: int, first: int) -> list[tuple[Kind, int]]:

@@ -98,6 +98,7 @@ class LocalTraining(Simulation):
             of_input = block.backward(gradients)
             if block.index > 0:
                 self._hand_back(block.index - 1, of_input)
+            block.end_backward(batch.n)
         loss = self.blocks[-1].loss
         assert loss is not None
         return loss

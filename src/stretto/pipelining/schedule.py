@@ -261,15 +261,17 @@ class ScheduleDSP:
             return enter(self.num_batches, x, target)
 
     def _backward(self) -> None:
+        n = self.block.flights[0].n
+        self.block.recompute()  # while the gradient is on its way
         gradients = None
         if self._from_next is not None:
             message = self._from_next.get(Kind.GRADIENT)
-            assert message.n == self.block.flights[0].n, (message.n, self.block.flights[0].n)
+            assert message.n == n, (message.n, n)
             gradients = message.value
-        n = self.block.flights[0].n
         of_input = self.block.backward(gradients)
         if self._up is not None:
             self._up.send(Kind.GRADIENT, n, of_input)
+        self.block.end_backward(n)
 
     def _average(self) -> None:
         if self._replicas is not None:

@@ -118,6 +118,8 @@ class Simulation:
 
     def _backward(self, block: Block) -> None:
         gradients = None if block.is_last else self._gradients[block.index].popleft()
+        n = block.flights[0].n
         of_input = block.backward(gradients)
         if block.index > 0:
             self._gradients[block.index - 1].append(pass_on(of_input))
+        block.end_backward(n)
