@@ -21,7 +21,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from accuracy_methods import MAX_RATES, RATE_SEED, Plan, Row, full_plans, map_conditions, quick_plans
-from accuracy_report import SHORT_RUNS_PAY_MOST, Interval, draw_map, paired_difference, reference_of, table
+from accuracy_report import METHODS, SHORT_RUNS_PAY_MOST, Interval, draw_map, paired_difference, reference_of, table
 from accuracy_runs import Condition, Run, Store, run
 from harness import Report, Spread, write_table
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -84,7 +84,7 @@ class Study:
         for row, rates in grids.items():
             if len(rates) > 1 and best[row] in (rates[0], rates[-1]):
                 self._progress.console.print(
-                    f"  {plan.name}, {row.title.strip()}: the best rate, {best[row]:g}, is at the edge of "
+                    f"  {plan.name}, {row.title}: the best rate, {best[row]:g}, is at the edge of "
                     f"{rates[0]:g} .. {rates[-1]:g}: a better one may lie beyond"
                 )
         return best
@@ -133,7 +133,7 @@ def judge(report: Report, plan: Plan, runs: dict[Row, list[Run]]) -> None:
         if row is not reference:
             found = paired_difference(runs, row, reference)
             bar = BAR_POINTS if row.title in plan.bars else None
-            what = f"{plan.name}: {row.title.strip()}, minus"
+            what = f"{plan.name}: {row.title}, minus"
             report.add(what, Spread(found.mean, found.low, found.high), unit, at_least=bar)
 
 
@@ -142,8 +142,10 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--quick", action="store_true", help="run shortly, judge nothing and write nothing")
-    parser.add_argument("--full", action="store_true", help="50,000 images, longer text, all seeds: about a day")
-    parser.add_argument("--only", help="one table, such as fashion, short, digits or text; pages are not written")
+    parser.add_argument("--full", action="store_true", help="50,000 images, longer text, all seeds: most of a day")
+    parser.add_argument(
+        "--only", help="one table (fashion, short, digits or text); its runs are kept, no page is written"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="seeds of a row (default 5)")
     parser.add_argument("--processes", type=int, default=2, help="side by side, one thread each (default 2)")
     parser.add_argument("--out", type=Path, help="where the JSON goes (default benchmarks/results/accuracy.json)")
@@ -171,7 +173,7 @@ def main() -> None:
     ):
         study = Study(store, executor, progress, [*_expected(plans), *on_map.values()])
         try:
-            tables = []
+            tables = [METHODS]
             for plan in plans:
                 rates = study.choose_rates(plan)
                 conditions = {row: _test_runs(row, rates[row]) for row in plan.rows}
@@ -187,7 +189,8 @@ def main() -> None:
             for child in multiprocessing.active_children():
                 child.kill()
             raise
-    report.finish()
+    if not arguments.only or arguments.out is not None:
+        report.finish()
     print("\n\n".join(tables))
     if arguments.quick or arguments.only or arguments.out is not None:
         return

@@ -58,7 +58,7 @@ class Plan:
 
 def full_plans(*, full: bool, seeds: int) -> list[Plan]:
     """All tables. `seeds` of a row, twice as many on the digits; repairs have 3 of them on Fashion-MNIST."""
-    fashion = _Maker("fashion-full" if full else "fashion", 9380 if full else 2250, "nesterov", seeds)
+    fashion = _Maker("fashion-full" if full else "fashion", 9372 if full else 2250, "nesterov", seeds)
     digits = _Maker("digits", 800, "nesterov", 2 * seeds)
     text = _Maker("text", 6000 if full else 1500, "adamw", min(3, seeds))
     short = _Maker(fashion.workload, 750, "nesterov", seeds)
@@ -84,7 +84,7 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
                 short.row(f"DSP, K = {K}", _default(K)),
                 short.row(f"FR, K = {K}", _default(K), optimizer="sgd"),
                 short.row(f"DSP, long queues, K = {K}", Staleness.dsp(K)),
-                short.row("  with a warm-up", Staleness.dsp(K), warmup=True),
+                short.row(f"DSP, long queues, K = {K}, warm-up", Staleness.dsp(K), warmup=True),
             ),
             rates=(0.05, 0.1, 0.2),
             rate_updates=750,
@@ -95,11 +95,11 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
             rows=(*digits.methods(), *digits.repairs(2 * seeds)),
             rates=(0.025, 0.05, 0.1),
             rate_updates=digits.updates,
-            rate_seeds=3,
+            rate_seeds=2,
         ),
         Plan(
             name="text",
-            title=f"English definitions, a character-level Transformer, {text.updates:,} updates of 32 x 64",
+            title=f"English definitions, a character-level Transformer, {text.updates:,} updates of 16 x 64",
             rows=(*text.methods(), *text.repairs(min(2, seeds)), *text.other_optimizer("nadam")),
             rates=(0.001, 0.002, 0.004),
             rate_updates=text.updates // 3,
@@ -183,7 +183,7 @@ class _Maker:
             "warm-up": {"warmup": True},
         }
         return [
-            self.row(f"{title}, {name}", spec, num_seeds, **change)
+            self.row(f"{title}, K = {K}, {name}", spec, num_seeds, **change)
             for title, spec in (("DSP", _default(K)), ("DSP, long queues", Staleness.dsp(K)))
             for name, change in changes.items()
             if self.workload != "text" or "long" in title or name == "predict"

@@ -7,7 +7,7 @@ from accuracy_data import TEXT_LENGTH, VOCABULARY
 from torch import nn
 
 WIDTH = 8
-_TEXT_WIDTH, _HEADS = 64, 4
+_TEXT_WIDTH, _HEADS = 48, 4
 
 
 class Residual(nn.Module):

@@ -4,12 +4,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from accuracy_methods import OPTIMIZERS, K, Plan, Row
+from accuracy_methods import MICRO_BATCHES, OPTIMIZERS, K, Plan, Row
 from accuracy_runs import Run
 from scipy.stats import t as student
 
 from stretto.pipelining import Staleness
 
+METHODS = f"""\
+DSP is the default: m_k = K-1-k, the backward at present weights, Nesterov momentum where the optimizer is SGD.
+FR has the same staleness and the same recomputation, with plain momentum as in its paper: nothing else differs
+(with AdamW it is DSP). DDG keeps the weights and the graph of the forward for the backward. Long queues are p =
+q = 1. GPipe cuts a batch into {MICRO_BATCHES}, and its batch norm sees one part at a time (without batch norm
+it is backpropagation). DGL trains each block on a small classifier of its own, DNI on gradients that a network
+predicts from the block's output and the label. accumulate={MICRO_BATCHES} cuts a batch into micro-batches of
+which each counts for m, predict runs the forward on predicted weights, discount divides the rate by 1 + m_k,
+fading over the first quarter, warm-up is the first tenth."""
 SHORT_RUNS_PAY_MOST = (
     "Short runs pay most: staleness costs progress while the weights move fast, and a longer run makes up for it."
 )

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from stretto.pipelining import Repairs, Simulation, Staleness, simulate
 from stretto.pipelining.peers import GreedyTraining, SyntheticGradients
 
-BATCH_SIZES = {"fashion": 64, "fashion-full": 64, "digits": 32, "text": 32, "made-up": 32}
+BATCH_SIZES = {"fashion": 64, "fashion-full": 64, "digits": 32, "text": 16, "made-up": 32}
 EVALUATION_BATCH = 250
 DNI_NETWORK_RATE = 1e-3
 """Adam's rate for the networks that predict gradients, at the beginning."""
