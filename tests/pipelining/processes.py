@@ -56,7 +56,7 @@ class Pool:
         members = self._members[:world]
         assert len(members) == world, f"the pool has {self.size} processes"
         for _, connection in members:
-            connection.send((self._num_calls, function, world, args))
+            connection.send_bytes(pickle.dumps((self._num_calls, function, world, args)))
         outcomes: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_s
         rest = {connection: rank for rank, (_, connection) in enumerate(members)}
@@ -71,7 +71,7 @@ class Pool:
             for connection in ready:
                 rank = rest.pop(connection)
                 try:
-                    outcomes[rank] = connection.recv()
+                    outcomes[rank] = pickle.loads(connection.recv_bytes())
                 except EOFError:
                     outcomes[rank] = _DIED
         if any(outcome is _DIED for outcome in outcomes.values()):
@@ -116,7 +116,7 @@ def _work(rank: int, port: int, connection: Connection, stacks: Path) -> None:
         faulthandler.register(signal.SIGTERM, file)
         while True:
             try:
-                number, function, world, args = connection.recv()
+                number, function, world, args = pickle.loads(connection.recv_bytes())
             except EOFError:  # the tests are over
                 return
             if dist.is_initialized():  # all are done with it, as the tests wait for all
@@ -127,7 +127,7 @@ def _work(rank: int, port: int, connection: Connection, stacks: Path) -> None:
                 outcome = function(rank, world, *args)
             except BaseException as error:
                 outcome = _sendable(error)
-            connection.send(outcome)
+            connection.send_bytes(pickle.dumps(outcome))  # tensors by value
 
 
 def _sendable(error: BaseException) -> BaseException:
