@@ -9,7 +9,7 @@
     buffer.py      what is resident: leaf.py (a tensor pool's columns), tree.py (nested batches)
     factor.py      how many uses an item gets
     keyed.py       counter-based random numbers
-    settings.py, lengths.py, stats.py, state.py
+    settings.py, lengths.py, stats.py
 
     stages.py      StagedDataset: a data set as named stages
     wrap.py        stages from a data set with a transform: deferred.py (its calls), compose.py (its members)

@@ -20,7 +20,7 @@ import torch
 
 from stretto.echo.leaf import PooledLeaf, why_not_rows
 from stretto.echo.plan import SLOT_BYTES, IntArray
-from stretto.echo.state import to_plain
+from stretto.state import to_plain
 from stretto.tree import clone, count_bytes, describe, flatten, move, revive
 
 DEFAULT_BATCHES = 64
@@ -29,6 +29,7 @@ DEFAULT_BYTES = 1 << 30
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _INSTEAD = 'unit="batch" echoes such batches whole'
+_LEAVE_OUT = "Use checkpoint_buffer=False"
 
 
 @dataclass(slots=True)
@@ -264,7 +265,7 @@ class BatchList:
             if structure.paths != paths:
                 raise TypeError(
                     f"state: a batch in the buffer has leaves {structure.paths}, another has {paths}; buffers "
-                    "are saved only where all batches have the same leaves. Use checkpoint_buffer=False"
+                    "are saved only where all batches have the same leaves. " + _LEAVE_OUT
                 )
             saved.append(clone(_to_plain(leaves, paths)))
         return {"paths": paths, "leaves": saved}
@@ -310,7 +311,7 @@ def count_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
 
 def _to_plain(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
     pairs = zip(leaves, paths, strict=True)
-    return [to_plain(leaf, f"state: the buffer's leaf {path or 'itself'}") for leaf, path in pairs]
+    return [to_plain(leaf, f"state: the buffer's leaf {path or 'itself'}", _LEAVE_OUT) for leaf, path in pairs]
 
 
 def _kind(leaf: Any) -> str:

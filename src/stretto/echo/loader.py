@@ -21,10 +21,10 @@ from stretto.echo.lengths import batch_size_of, items_in_pass, updates_in_pass, 
 from stretto.echo.order import is_unsharded, sampler_names
 from stretto.echo.passes import Position
 from stretto.echo.settings import Settings, Unit, check_int, rank_and_world_size
-from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.stream import Stream
 from stretto.echo.upstream import Upstream
+from stretto.state import check_settings, to_plain
 
 _VERSION = 1
 _STATE_KEYS = {"settings", "epoch_update", "is_in_epoch", "counters", "stream"}

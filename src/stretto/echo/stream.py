@@ -15,9 +15,9 @@ from stretto.echo.order import check_replayable
 from stretto.echo.passes import PassEnd, Passes, Position
 from stretto.echo.residents import Drawn, Residents
 from stretto.echo.settings import Settings
-from stretto.echo.state import to_plain
 from stretto.echo.stats import Clock, Counters
 from stretto.echo.upstream import Failure, Fresh, Upstream
+from stretto.state import to_plain
 
 
 class Stream:

@@ -23,7 +23,6 @@ from stretto.echo.order import (
     sampler_names,
 )
 from stretto.echo.settings import loader_length, rank_and_world_size
-from stretto.echo.state import check_settings, to_plain
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.workers.board import Board, Count
 from stretto.echo.workers.consumer import EpochNumber, find_consumer, num_processes_of_caller
@@ -32,6 +31,7 @@ from stretto.echo.workers.lanes import Lanes, LaneSettings, count_batches
 from stretto.echo.workers.memory import NUM_PROBED
 from stretto.echo.workers.pace import Pace
 from stretto.echo.workers.ranks import largest, smallest
+from stretto.state import check_settings, to_plain
 
 _VERSION = 1
 _READ_AHEAD = 1024  # indices at a time: larger blocks cost less each

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from stretto.echo.settings import rank_and_world_size
-from stretto.echo.state import check_settings
 from stretto.echo.stats import Clock, Counters, EchoStats
 from stretto.echo.workers.board import Board, Count
 from stretto.echo.workers.consumer import EpochNumber
 from stretto.echo.workers.pace import Pace, is_due
 from stretto.echo.workers.ranks import largest
+from stretto.state import check_settings
 
 _VERSION = 1
 
