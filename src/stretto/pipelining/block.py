@@ -103,6 +103,8 @@ class Block:
         self.lr_scheduler = lr_scheduler
         self.options = options
         self.m = options.spec.m[index]
+        self.weights = dict(module.named_parameters())
+        self.device = next((tensor.device for tensor in self.held()), torch.device("cpu"))
         self.is_last = index == options.spec.K - 1
         self.flights: deque[Flight] = deque()
         self.num_updates = 0
@@ -125,14 +127,13 @@ class Block:
         """Whether the forward's graph is the backward's."""
         return self.m == 0 or self.options.spec.backward_params == "stashed"
 
-    @property
-    def device(self) -> torch.device:
-        """Of the first parameter or buffer; the CPU without one."""
-        return next((tensor.device for tensor in self.held()), torch.device("cpu"))
-
     def held(self) -> list[torch.Tensor]:
         """The weights and buffers, which updates change in place."""
-        return [*self.module.parameters(), *self.module.buffers()]
+        return [*self.weights.values(), *self.module.buffers()]
+
+    def trained(self) -> list[nn.Parameter]:
+        """The weights that get a gradient."""
+        return [weight for weight in self.weights.values() if weight.requires_grad]
 
     def forward(self, batch: Batch) -> Batch:
         """Run the block on its next batch, and return what the next block gets (on the last block: its output)."""
@@ -195,12 +196,11 @@ class Block:
         self.group_is_open = False
         if self._average is not None:
             self._average()
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
         clip = self.options.clip
         if callable(clip):
-            clip(parameters)
+            clip(self.trained())
         elif clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
+            torch.nn.utils.clip_grad_norm_(self.trained(), clip)
         if self.optimizer is not None:
             scale = self._rate_scale()
             rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -211,7 +211,8 @@ class Block:
             if scale != 1.0:
                 for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
-        self.module.zero_grad(set_to_none=True)
+        for weight in self.weights.values():
+            weight.grad = None
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.num_updates += 1
@@ -298,7 +299,7 @@ class Block:
         return self._copies[1]
 
     def _copy_weights(self, predicts: bool) -> dict[str, torch.Tensor]:
-        weights = dict(self.module.named_parameters())
+        weights = self.weights
         if predicts:
             assert self.optimizer is not None
             copies = predict_weights(weights, self.optimizer, self._delay, self._rate_scale())
@@ -311,7 +312,7 @@ class Block:
 
     def _collect_gradients(self, copies: dict[str, torch.Tensor]) -> None:
         """Add the gradients of copied weights to those of the weights themselves."""
-        for name, weight in self.module.named_parameters():
+        for name, weight in self.weights.items():
             gradient, copies[name].grad = copies[name].grad, None
             if gradient is not None:
                 weight.grad = gradient if weight.grad is None else weight.grad + gradient
@@ -334,13 +335,13 @@ class Block:
 
     def _check_optimizer(self) -> None:
         if self.optimizer is None:
-            if any(parameter.requires_grad for parameter in self.module.parameters()):
+            if self.trained():
                 raise ValueError(
                     f"block {self.index} has parameters to train and no optimizer: give it one, or set "
                     "requires_grad=False"
                 )
             return
-        own = {id(parameter) for parameter in self.module.parameters()}
+        own = {id(weight) for weight in self.weights.values()}
         given = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         if foreign := [parameter for parameter in given if id(parameter) not in own]:
             raise ValueError(

@@ -275,7 +275,7 @@ class ScheduleDSP:
 
     def _average(self) -> None:
         if self._replicas is not None:
-            self._replicas.average(p for p in self.block.module.parameters() if p.requires_grad)
+            self._replicas.average(self.block.trained())
 
     # Neighbours
 
