@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Begun first, so that neither of the two processes is left with them alone at the end.
-SLOWEST := tests/test_benchmarks.py tests/test_examples.py
 
 .PHONY: demo test lint types clean
 
@@ -17,7 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/stretto demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST) tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

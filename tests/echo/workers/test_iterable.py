@@ -1,11 +1,11 @@
 """EchoDataLoader over iterable data sets: each worker echoes its own stream."""
 
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 import webdataset
@@ -13,14 +13,9 @@ from torch.utils.data import IterableDataset
 
 from stretto import EchoDataLoader, echo_plan
 from tests.echo.sources import through_file
-from tests.echo.workers.scripts.common import Stream, add_noise
+from tests.echo.workers.scripts.common import Sized, Stream, add_noise
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-
-
-class Sized(Stream):
-    def __len__(self) -> int:
-        return self.n
 
 
 class Epochs(IterableDataset[torch.Tensor]):
@@ -110,8 +105,14 @@ def test_drop_last_leaves_full_batches_only(num_workers: int) -> None:
     assert {len(batch) for batch in batches_of(echoed(num_workers=num_workers, drop_last=True))} == {8}
 
 
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    """Imported where it is used: every test process collects this file."""
+    return importlib.import_module("datasets")
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_hugging_face_stream_is_read_once_and_used_its_number_of_times(num_workers: int) -> None:
+def test_hugging_face_stream_is_read_once_and_used_its_number_of_times(datasets: Any, num_workers: int) -> None:
     table = datasets.Dataset.from_dict({"x": list(range(40))})
     loader = EchoDataLoader(
         table.to_iterable_dataset(num_shards=2), 8, num_workers=num_workers, factor=3, augment=with_noise
@@ -127,7 +128,7 @@ def with_noise(example: dict[str, Any]) -> dict[str, Any]:
     return example
 
 
-def test_hugging_face_stream_is_shuffled_anew_in_each_epoch() -> None:
+def test_hugging_face_stream_is_shuffled_anew_in_each_epoch(datasets: Any) -> None:
     table = datasets.Dataset.from_dict({"x": list(range(64))})
     stream = table.to_iterable_dataset(num_shards=2).shuffle(seed=1, buffer_size=64)
     loader = EchoDataLoader(stream, 8, factor=1)

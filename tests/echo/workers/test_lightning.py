@@ -1,17 +1,15 @@
 """EchoDataLoader in Lightning's Trainer, in one process and with DDP in two."""
 
+import importlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from stretto.echo.workers.memory import EchoedDataset
-from tests.echo.workers.scripts.common import Rows, echo_loader
-from tests.echo.workers.scripts.lightning_ranks import Model, WithHook, make_stream
+from tests.echo.workers.scripts.common import Rows, echo_loader, make_stream
 from tests.echo.workers.torchrun import results_of
 
 pytestmark = [
@@ -85,23 +83,15 @@ def test_ddp_refuses_a_given_batch_sampler(ranks: list[dict[str, Any]]) -> None:
         )
 
 
-def fit(model: Model, *arguments: Any, **settings: Any) -> Model:
-    """Two epochs in this process."""
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, *arguments, **settings)
-    return model
+@pytest.fixture(scope="module")
+def models() -> Any:
+    """Imported where it is used: Lightning takes three seconds, and every test process collects this file."""
+    return importlib.import_module("tests.echo.workers.scripts.lightning_ranks")
 
 
-def test_one_process_uses_the_loader_as_it_is() -> None:
+def test_one_process_uses_the_loader_as_it_is(models: Any) -> None:
     loader = echo_loader(61, 2)
-    model = fit(Model(), loader)
+    model = models.fit(models.Model(), loader)
     assert model.loader is loader
     assert type(loader.dataset) is EchoedDataset
     assert type(loader.dataset.dataset) is Rows
@@ -112,46 +102,33 @@ def test_one_process_uses_the_loader_as_it_is() -> None:
     assert (loader.stats().reads, loader.stats().updates) == (122, 2 * len(loader))
 
 
-def test_one_process_with_a_loader_made_in_the_hook() -> None:
-    seen = fit(WithHook()).seen()
+def test_one_process_with_a_loader_made_in_the_hook(models: Any) -> None:
+    seen = models.fit(models.WithHook()).seen()
     assert (seen["class"], seen["dataset"]) == ("EchoDataLoader", ["EchoedDataset", "Rows"])
     assert (seen["factor"], seen["batch_size"], seen["reads"]) == (2.5, 8, 122)
     assert [len(batches) for batches in seen["epochs"]] == [seen["len"]] * 2
 
 
 @pytest.mark.parametrize("save_after", [1, 22, 24, 30, 46])
-def test_one_process_resumes_exactly_from_a_checkpoint(tmp_path: Path, save_after: int) -> None:
-    model = fit(Model(tmp_path / "a.ckpt", save_after), echo_loader(61))
+def test_one_process_resumes_exactly_from_a_checkpoint(models: Any, tmp_path: Path, save_after: int) -> None:
+    model = models.fit(models.Model(tmp_path / "a.ckpt", save_after), echo_loader(61))
     batches = [batch for epoch in model.epochs.values() for batch in epoch]
     assert len(batches) == 46
-    again = fit(Model(), echo_loader(61), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    again = models.fit(models.Model(), echo_loader(61), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     rest = [batch for epoch in again.epochs.values() for batch in epoch]
     assert rest == batches[save_after:]
 
 
 @pytest.mark.parametrize("make", [echo_loader, lambda: echo_loader(num_workers=2), make_stream])
-def test_one_process_resumes_exactly_from_the_end_of_an_epoch(tmp_path: Path, make: Any) -> None:
+def test_one_process_resumes_exactly_from_the_end_of_an_epoch(models: Any, tmp_path: Path, make: Any) -> None:
     """Lightning does not load the loader's state then."""
-    model = fit(SavesEpochs(tmp_path / "a.ckpt"), make())
-    again = fit(Model(), make(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    model = models.fit(models.SavesEpochs(tmp_path / "a.ckpt"), make())
+    again = models.fit(models.Model(), make(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     assert list(again.epochs.items()) == [(1, model.epochs[1])]
 
 
-class SavesEpochs(Model):
-    def on_train_epoch_end(self) -> None:
-        if self.current_epoch == 0:
-            self.trainer.save_checkpoint(self.path)
-
-
-def test_one_process_validates_after_each_epoch() -> None:
+def test_one_process_validates_after_each_epoch(models: Any) -> None:
     """A plain and an echoed loader side by side in one Trainer."""
-    model = fit(Validated(), echo_loader(61), DataLoader(Rows(16), 8))
+    model = models.fit(models.Validated(), echo_loader(61), DataLoader(Rows(16), 8))
     assert model.num_validated == 2 * 2 + 2  # and the sanity check's
     assert [len(batches) for batches in model.epochs.values()] == [23, 23]
-
-
-class Validated(Model):
-    num_validated = 0
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.num_validated += 1

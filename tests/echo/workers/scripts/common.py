@@ -67,6 +67,13 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor([index, 0])
 
 
+class Sized(Stream):
+    """A stream that knows its length."""
+
+    def __len__(self) -> int:
+        return self.n
+
+
 def add_noise(row: torch.Tensor) -> torch.Tensor:
     """Another second column at each use."""
     return torch.stack([row[0], torch.randint(1 << 40, ())])
@@ -75,6 +82,11 @@ def add_noise(row: torch.Tensor) -> torch.Tensor:
 def echo_loader(n: int = 100, num_workers: int = 0, **arguments: Any) -> EchoDataLoader:
     defaults: dict[str, Any] = {"batch_size": 8, "shuffle": True, "factor": 3, "seed": 3, "augment": add_noise}
     return EchoDataLoader(Rows(n), num_workers=num_workers, **{**defaults, **arguments})
+
+
+def make_stream() -> EchoDataLoader:
+    """Each rank reads the whole stream: nobody shards it."""
+    return EchoDataLoader(Sized(40), 8, factor=3, augment=add_noise)
 
 
 def is_loader(value: object) -> bool:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from stretto import EchoDataLoader
-from tests.echo.workers.scripts.common import Rows, Stream, add_noise, echo_loader, write
+from tests.echo.workers.scripts.common import Rows, add_noise, echo_loader, make_stream, write
 
 
 class Model(lightning.LightningModule):
@@ -62,6 +62,28 @@ class WithHook(Model):
         return EchoDataLoader(Rows(61), 8, True, factor=2.5, seed=3, augment=add_noise, num_workers=1)
 
 
+class SavesEpochs(Model):
+    """Saves a checkpoint at the end of the first epoch."""
+
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch == 0:
+            self.trainer.save_checkpoint(self.path)
+
+
+class Validated(Model):
+    num_validated = 0
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.num_validated += 1
+
+
+def fit(model: Model, *arguments: Any, **settings: Any) -> Model:
+    """Two epochs in this process."""
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    lightning.Trainer(accelerator="cpu", max_epochs=2, logger=False, **quiet).fit(model, *arguments, **settings)
+    return model
+
+
 def trainer(max_epochs: int = 2) -> lightning.Trainer:
     return lightning.Trainer(
         accelerator="cpu",
@@ -91,16 +113,6 @@ def given_batch_sampler() -> str:
     except (TypeError, ValueError, MisconfigurationException) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-class Sized(Stream):
-    def __len__(self) -> int:
-        return self.n
-
-
-def make_stream() -> EchoDataLoader:
-    """Each rank reads the whole stream: nobody shards it."""
-    return EchoDataLoader(Sized(40), 8, factor=3, augment=add_noise)
 
 
 def main() -> None:
