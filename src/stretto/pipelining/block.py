@@ -20,7 +20,7 @@ from torch.optim import SGD, Optimizer
 
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Options, accepts
-from stretto.pipelining.passes import Graph, in_mode, release, run_and_watch, track
+from stretto.pipelining.passes import Graph, in_mode, release, run_and_watch, track, trains_always
 from stretto.pipelining.repairs import check_can_predict, predict_weights
 from stretto.pipelining.rng import RngState, get_state, set_state
 from stretto.tree import describe, flatten
@@ -218,9 +218,22 @@ class Block:
         self.num_updates += 1
 
     def eval(self, value: Any) -> Any:
-        """The output for `value` in eval mode, at the present weights; touches nothing that is under way."""
+        """The output for `value` in eval mode, at the present weights; touches nothing that is under way.
+
+        Raises RuntimeError for a module that `eval()` does not reach.
+        """
+        if operation := trains_always(self.module):
+            raise RuntimeError(
+                f"block {self.index} holds {operation} in training mode for good: eval() does not reach into what "
+                "torch's pipeline() cut. Evaluate the plain model with the merged weights, or cut with "
+                "stretto.pipelining.partition"
+            )
         with torch.no_grad(), in_mode(self.module, training=False), self.options.autocasting(self.device):
             return self.module(*self._arguments(value))
+
+    def drop_copies(self) -> None:
+        """Forget copies of the present weights, which were replaced."""
+        self._copies = None
 
     def rebuild_graph(self, flight: Flight) -> None:
         """Make the graph of a flight with copied weights again, as after loading a checkpoint."""
