@@ -169,6 +169,21 @@ def first_in_place() -> list[nn.Module]:
     return [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 8)), nn.Linear(8, 4)]
 
 
+class Shift(nn.Module):
+    """Its weight and its input have the very same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
+def shifts() -> list[nn.Module]:
+    return [nn.Linear(6, 6), Shift(), nn.Sequential(Shift(), nn.Linear(6, 4))]
+
+
 def to_dict_target(batches: list[Any]) -> list[Any]:
     return [(x, {"labels": y, "weight": 2, "none": None}) for x, y in batches]
 
@@ -189,12 +204,17 @@ RUNS = {
     "large": Run(blocks=large, epochs=[[(x, None) for x, _ in rows(5)]], loss_fn=None),
     "in place": Run(blocks=in_place),
     "first in place": Run(blocks=first_in_place),
+    "shared gradients": Run(blocks=shifts, epochs=[rows(6, last=4)]),
     "dict as target": Run(blocks=in_place, epochs=[to_dict_target(rows(6))], loss_fn=dict_loss),
 }
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
-@pytest.mark.parametrize("options", [{"p": 1}, {"backward_params": "stashed"}], ids=["current", "stashed"])
+@pytest.mark.parametrize(
+    "options",
+    [{"p": 1, "clip": 0.01}, {"backward_params": "stashed", "accumulate": 2}],
+    ids=["current, clipped", "stashed, accumulated"],
+)
 def test_processes_compute_what_the_simulator_does(pool: Pool, run: Run, options: dict[str, Any]) -> None:
     run = replace(run, options=options)
     num_blocks = len(run.make_blocks(0))
@@ -204,5 +224,6 @@ def test_processes_compute_what_the_simulator_does(pool: Pool, run: Run, options
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_without_staleness_all_of_it_trains_as_the_plain_model(run: Run) -> None:
     num_blocks = len(run.make_blocks(0))
-    unstale = replace(run, options={"m": (0,) * num_blocks})
+    run = replace(run, options={"clip": 0.01})
+    unstale = replace(run, options=run.options | {"m": (0,) * num_blocks})
     simulated(unstale, num_blocks).check_is(plain(run, num_blocks))

@@ -207,7 +207,7 @@ def plain(run: Run, num_blocks: int) -> Result:
         if (n + 1) % (every or 1) == 0:
             if clip is not None:
                 for block in blocks:
-                    nn.utils.clip_grad_norm_(block.parameters(), clip)
+                    nn.utils.clip_grad_norm_(list(block.parameters()), clip)
             optimizer.step()
             optimizer.zero_grad()
             if scheduler is not None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._ops import OpOverload
 
 from stretto.tree import flatten
 
@@ -99,3 +100,24 @@ def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def trains_always(module: nn.Module) -> str | None:
+    """An operation of `module` that `eval()` does not reach, such as "aten.dropout.default"; None if all obey it.
+
+    Graphs made by torch.export, as are the stages of torch's `pipeline()`, hold dropout and batch norm as
+    operations whose mode is a constant.
+    """
+    graphs = [getattr(part, "graph", None) for part in module.modules()]
+    nodes = [node for graph in graphs if isinstance(graph, fx.Graph) for node in graph.nodes]
+    for node in nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        names = [argument.name for argument in node.target._schema.arguments]
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        is_training = given.get("train") or given.get("training")
+        probability = given.get("p", given.get("dropout", 1))
+        without_statistics = "running_mean" in given and given["running_mean"] is None
+        if (is_training and probability != 0 and not without_statistics) or given.get("dropout_p"):
+            return str(node.target)
+    return None

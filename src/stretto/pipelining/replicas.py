@@ -1,4 +1,4 @@
-"""Data-parallel replicas of a block: their gradients averaged before each update.
+"""Data-parallel replicas of a block: alike at the beginning, their gradients averaged before each update.
 
 An explicit all-reduce after the backward that ends a group. DistributedDataParallel would hide the parameters'
 names and broadcast the buffers in the forward.
@@ -27,6 +27,11 @@ class Replicas:
         self.size = group.size()
         self.rank = group.rank()
         self._board = board
+
+    def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all replicas the values that the first has, as models made with different seeds differ."""
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), group=self.group, group_src=0)
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their mean over the replicas, exactly alike in all of them.

@@ -12,7 +12,7 @@ import atexit
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -23,15 +23,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from stretto.pipelining.block import Batch, Block, advise_nesterov, enter, pair_of
+from stretto.pipelining.block import Batch, Block, Gradients, advise_nesterov, enter, pair_of
+from stretto.pipelining.checkpoint import Checkpointed
 from stretto.pipelining.failure import BlockFailed, FailureBoard, failure_of
+from stretto.pipelining.meeting import Agreed, Alone, Together
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
 from stretto.pipelining.place import Place, Stage, agree, find_place
 from stretto.pipelining.repairs import Repairs
 from stretto.pipelining.replicas import Replicas
 from stretto.pipelining.rng import batch_rng
 from stretto.pipelining.spec import BackwardParams, PerBlock, Staleness
-from stretto.pipelining.transport import Inbox, Kind, Outbox
+from stretto.pipelining.transport import Inbox, Kind, Message, Outbox
 
 _LAST_WORDS_S = 5.0
 """How long a process that fails or leaves early waits for its neighbours' threads to hear of it."""
@@ -40,7 +42,7 @@ _FOREVER = timedelta(days=365)
 _instances = itertools.count()
 
 
-class ScheduleDSP:
+class ScheduleDSP(Checkpointed):
     """Trains one block of a split model, in step with the processes that train the others.
 
     - `stage`: torch's `PipelineStage`, or (module, index, num_stages). Stage k is on rank k of the pipeline.
@@ -53,7 +55,8 @@ class ScheduleDSP:
     - `clip`: largest norm of the gradient of this block alone, or a function of its parameters.
     - `autocast`: torch.bfloat16, or a torch.autocast, entered around each forward, recompute and loss.
     - `repairs`: what makes stale training more accurate, see `Repairs`.
-    - `group`: the processes of the pipeline (default: all). `mesh`: K x replicas, whose gradients are averaged.
+    - `group`: the processes of the pipeline (default: all). `mesh`: K x replicas, which begin with the weights of
+      the first and average their gradients.
     - `seed`: of the random numbers of each batch, see `batch_rng`. Replica r of R draws those of batch n * R + r.
 
     Method: Algorithm 1 of arXiv 1909.02625. Making one is collective. Raises ValueError in all processes if one of
@@ -109,7 +112,11 @@ class ScheduleDSP:
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._board = FailureBoard(_store(), f"stretto_failed_{next(_instances)}", self._rank)
         self._replicas = None if place.replicas is None else Replicas(place.replicas, self._board)
+        if self._replicas is not None:
+            self._replicas.copy_first(self.block.held())
         self._connect(place)
+        everyone = place.ranks if mesh is None else mesh.mesh.flatten().tolist()
+        self._meeting = Together(everyone, _FOREVER, self._check) if len(everyone) > 1 else Alone()
         advise_nesterov([self.block])
         atexit.register(_close, weakref.ref(self))
 
@@ -256,7 +263,7 @@ class ScheduleDSP:
             return Batch(message.n, *message.value)
         if x is None:
             raise ValueError("step(None) on block 0: expected the batch, x and target, from feed(loader)")
-        replica, size = (0, 1) if self._replicas is None else (self._replicas.rank, self._replicas.size)
+        replica, size = self._replica
         with batch_rng(self._options.seed, self.num_batches * size + replica):
             return enter(self.num_batches, x, target)
 
@@ -276,6 +283,42 @@ class ScheduleDSP:
     def _average(self) -> None:
         if self._replicas is not None:
             self._replicas.average(self.block.trained())
+
+    # For checkpoints
+
+    @property
+    def _own_blocks(self) -> Sequence[Block]:
+        return [self.block]
+
+    @property
+    def _replica(self) -> tuple[int, int]:
+        return (0, 1) if self._replicas is None else (self._replicas.rank, self._replicas.size)
+
+    def _show_arrived(self, block: Block) -> list[Gradients]:
+        if self._from_next is None:
+            return []
+        count = max(0, len(block.flights) - self.spec.m[block.index + 1])
+        return [message.value for message in self._from_next.read_ahead(count)]
+
+    def _replace_arrived(self, block: Block, gradients: list[Gradients] | None) -> None:
+        if self._from_next is None:
+            return
+        if gradients is None:
+            for _ in self._show_arrived(block):
+                self._from_next.get(Kind.GRADIENT)
+        else:
+            pairs = zip(block.flights, gradients, strict=False)
+            self._from_next.put_back([Message(Kind.GRADIENT, flight.n, value) for flight, value in pairs])
+
+    def _resume(self, *, is_under_way: bool) -> None:
+        self._stream_is_open = self._stream_is_open or is_under_way
+
+    def _check(self) -> None:
+        """Raise what is known of a failure elsewhere."""
+        for inbox in self._inboxes:
+            inbox.check()
+        if failure := self._board.read():
+            raise failure
 
     # Neighbours
 
@@ -331,6 +374,8 @@ class ScheduleDSP:
             yield
         except GeneratorExit:  # the loop was left with a break
             raise
+        except Agreed as agreed:
+            raise agreed.error from agreed.__cause__
         except BaseException as error:
             self._fail(error)
             raise
