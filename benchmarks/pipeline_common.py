@@ -53,13 +53,14 @@ def stale_ways(num_blocks: int) -> tuple[Way, ...]:
     )
 
 
-def synchronous_ways(num_microbatches: Sequence[int]) -> tuple[Way, ...]:
-    """GPipe and 1F1B by torch.distributed.pipelining."""
+def synchronous_ways(num_microbatches: Sequence[int], num_blocks: int) -> tuple[Way, ...]:
+    """GPipe and 1F1B by torch.distributed.pipelining, whose 1F1B needs as many micro-batches as blocks."""
     titles: dict[Literal["gpipe", "1f1b"], str] = {"gpipe": "GPipe", "1f1b": "1F1B"}
     return tuple(
         Way(f"{title}, {count} micro-batches", kind=kind, num_microbatches=count)
         for kind, title in titles.items()
         for count in num_microbatches
+        if kind == "gpipe" or count >= num_blocks
     )
 
 

@@ -138,7 +138,7 @@ def choose_cut(crew: Crew, way: Way, batch_size: int, balanced: int, settings: S
 
 def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> list[str]:
     """One batch size: choose the cuts, take turns, judge. Returns the rows of the table."""
-    ways = (*stale_ways(K), *synchronous_ways(settings.num_microbatches))
+    ways = (*stale_ways(K), *synchronous_ways(settings.num_microbatches, K))
     balanced = crew.run(predict_cuts, batch_size, settings.depth)[0]
     chosen = {}
     for way in ways:
