@@ -238,21 +238,16 @@ class Block:
     def rebuild_graph(self, flight: Flight) -> None:
         """Make the graph of a flight with copied weights again, as after loading a checkpoint."""
         assert flight.weights is not None
-        live = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        self._set_buffers(flight.buffers)
-        self._run_with_graph(flight)
-        self._set_buffers(live)
+        # Copies, as a graph may hold buffers, which may then not be written to from outside.
+        self._run_with_graph(flight, buffers={name: buffer.clone() for name, buffer in flight.buffers.items()})
 
-    @torch.no_grad()
-    def _set_buffers(self, values: dict[str, torch.Tensor]) -> None:
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(values[name])
-
-    def _run_with_graph(self, flight: Flight, target: Any = None) -> tuple[Any, RngState]:
-        """Run the block, keep the graph in `flight`; on the last block with the loss."""
+    def _run_with_graph(
+        self, flight: Flight, target: Any = None, buffers: dict[str, torch.Tensor] | None = None
+    ) -> tuple[Any, RngState]:
+        """Run the block, on `buffers` or its own; keep the graph in `flight`, on the last block with the loss."""
         inputs, graph = track(flight.value)
         with torch.enable_grad():
-            output, rng = self._run(flight, inputs, flight.weights or {}, graph, target)
+            output, rng = self._run(flight, inputs, (flight.weights or {}) | (buffers or {}), graph, target)
         graph.outputs = [
             leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in flatten(output)[0]
         ]

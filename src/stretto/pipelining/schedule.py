@@ -375,7 +375,7 @@ class ScheduleDSP(Checkpointed):
         except GeneratorExit:  # the loop was left with a break
             raise
         except Agreed as agreed:
-            raise agreed.error from agreed.__cause__
+            raise agreed.error from agreed.error.__cause__
         except BaseException as error:
             self._fail(error)
             raise

@@ -6,6 +6,7 @@ would staleness do to my model and my optimizer?
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stretto.pipelining.block import Block, Gradients, advise_nesterov, enter, pair_of
+from stretto.pipelining.checkpoint import Checkpointed
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.layers import check_not_tied
+from stretto.pipelining.meeting import Alone
 from stretto.pipelining.names import check_names, name_prefix
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
 from stretto.pipelining.repairs import Repairs
@@ -70,8 +73,10 @@ def simulate(
     return Simulation(built, options)
 
 
-class Simulation:
+class Simulation(Checkpointed):
     """What `simulate` returns."""
+
+    _meeting = Alone()
 
     def __init__(self, blocks: Sequence[Block], options: Options) -> None:
         self.blocks = list(blocks)
@@ -123,3 +128,18 @@ class Simulation:
         if block.index > 0:
             self._gradients[block.index - 1].append(pass_on(of_input))
         block.end_backward(n)
+
+    # For checkpoints
+
+    @property
+    def _own_blocks(self) -> Sequence[Block]:
+        return self.blocks
+
+    def _telling(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _show_arrived(self, block: Block) -> list[Gradients]:
+        return list(self._gradients[block.index])
+
+    def _replace_arrived(self, block: Block, gradients: list[Gradients] | None) -> None:
+        self._gradients[block.index] = deque(gradients or ())

@@ -56,6 +56,11 @@ class Message:
     ready: Any = None
     """An event on the accelerator after which the tensors are there, or None."""
 
+    def settle(self) -> None:
+        """Let what is queued on the accelerator from now on find the tensors there."""
+        if self.ready is not None:
+            torch.accelerator.current_stream().wait_event(self.ready)
+
 
 @dataclass(slots=True)
 class Outbox:
@@ -168,7 +173,10 @@ class Inbox:
         """Wait until `count` messages have come, and show them; `get` still returns them."""
         while len(self._read) < count:
             self._read.append(self._next())
-        return list(self._read)[:count]
+        shown = list(self._read)[:count]
+        for message in shown:
+            message.settle()
+        return shown
 
     def peek(self) -> Message:
         """The next message, which stays the next."""
@@ -182,8 +190,7 @@ class Inbox:
                 f"expected {kind.name} from the neighbouring block, found {found.kind.name} (batch {found.n}): "
                 f"all ranks must run the same loop of feed, step, eval and flush. {hint}".strip()
             )
-        if found.ready is not None:
-            torch.accelerator.current_stream().wait_event(found.ready)
+        found.settle()
         return found
 
     def check(self) -> None:
