@@ -39,7 +39,8 @@ class Study:
         self._store = store
         self._executor = executor
         self._progress = progress
-        self._task = progress.add_task("", total=sum(map(_cost, total)))
+        self._total = sum(map(_cost, total))
+        self._task = progress.add_task("", total=self._total)
 
     def run(self, wanted: Iterable[Condition], what: str) -> None:
         """Do the runs that are not there."""
@@ -64,23 +65,20 @@ class Study:
     def choose_rates(self, plan: Plan) -> dict[Row, float]:
         """The rate of each row with the best mean score on held-out examples."""
         grids = {row: list(plan.rates) for row in plan.rows}
-        while True:
-            self.run(
-                [c for row, rates in grids.items() for rate in rates for c in _rate_runs(plan, row, rate)],
-                f"{plan.name}: rates",
-            )
-            best = {
-                row: max(rates, key=lambda rate, row=row: sum(self.scores(_rate_runs(plan, row, rate))))
-                for row, rates in grids.items()
-            }
-            grown = False
+        best: dict[Row, float] = {}
+        new = [c for row, rates in grids.items() for rate in rates for c in _rate_runs(plan, row, rate)]
+        while new:
+            self.run(new, f"{plan.name}: rates")
+            new = []
             for row, rates in grids.items():
+                by_score = {rate: sum(self.scores(_rate_runs(plan, row, rate))) for rate in rates}
+                best[row] = max(rates, key=by_score.__getitem__)
                 if 1 < len(rates) < MAX_RATES and best[row] in (rates[0], rates[-1]):
-                    grown = True
-                    rates.append(best[row] / 2 if best[row] == rates[0] else best[row] * 2)
-                    rates.sort()
-            if not grown:
-                break
+                    beyond = best[row] / 2 if best[row] == rates[0] else best[row] * 2
+                    grids[row] = sorted([*rates, beyond])
+                    new += _rate_runs(plan, row, beyond)
+            self._total += sum(map(_cost, new))
+            self._progress.update(self._task, total=self._total)
         for row, rates in grids.items():
             if len(rates) > 1 and best[row] in (rates[0], rates[-1]):
                 self._progress.console.print(
