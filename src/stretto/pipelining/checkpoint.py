@@ -25,7 +25,6 @@ from stretto.pipelining.block_state import (
     weights_of,
 )
 from stretto.pipelining.meeting import Meeting, together
-from stretto.pipelining.names import check_names
 from stretto.state import check_settings, to_plain
 from stretto.tree import clone
 
@@ -98,8 +97,6 @@ class Checkpointed(ABC):
         Under the plain model's own names where `partition` or torch's `pipeline()` cut it, else under those of
         nn.Sequential(*blocks). Weights are those of the moment: after `flush()` all blocks have trained on every
         batch. Of replicas the first one's buffers count. Collective.
-
-        Raises ValueError for a name in two blocks.
         """
         with self._telling():
             merged: dict[str, Any] = {}
@@ -169,7 +166,6 @@ class Checkpointed(ABC):
     # How it is done
 
     def _capture(self) -> list[State]:
-        self._own_names()
         return [
             capture(block, self._show_arrived(block), self.num_batches, self._replica) for block in self._own_blocks
         ]
@@ -194,7 +190,6 @@ class Checkpointed(ABC):
         states: list[State] = []
 
         def prepare() -> list[tuple[int, bool]]:
-            self._own_names()
             for block in self._own_blocks:
                 state = read(block)
                 check(block, state)
@@ -213,12 +208,9 @@ class Checkpointed(ABC):
         return any(block.flights or block.group_is_open for block in self._own_blocks)
 
     def _own_names(self) -> list[str]:
-        names = [list(weights_of(block)) for block in self._own_blocks]
-        check_names(names)
-        return [name for each in names for name in each]
+        return [name for block in self._own_blocks for name in weights_of(block)]
 
     def _own_weights(self) -> dict[str, Any]:
-        self._own_names()
         own: dict[str, Any] = {}
         if self._replica[0] == 0:
             for block in self._own_blocks:

@@ -4,8 +4,8 @@
     FOLDER/block_0.pt, ...                 everything else of each block (of replica r > 0: block_0_replica_r.pt,
                                            with the buffers, which replicas do not share)
 
-Block files are read with weights_only. It is written to FOLDER.saving, which is renamed when all processes have
-finished; an older checkpoint of the name is FOLDER.replaced in between, where it is found after a crash.
+Block files are read with weights_only. All is written to FOLDER.stretto-saving, which is renamed when all processes
+have finished; an older checkpoint of the name is FOLDER.stretto-replaced in between, and found there after a crash.
 """
 
 import os
@@ -201,7 +201,7 @@ def _write_file(folder: Path, state: State) -> str:
 
 
 def _beside(folder: Path, ending: str) -> Path:
-    return folder.with_name(f"{folder.name}.{ending}")
+    return folder.with_name(f"{folder.name}.stretto-{ending}")
 
 
 def _prepare(folder: Path, temporary: Path) -> None:

@@ -19,7 +19,7 @@ from stretto.pipelining.failure import BlockFailed
 
 T = TypeVar("T")
 _POLL_S = 0.5
-_LAST_WORDS_S = 3.0
+_LAST_WORDS_S = 2.0
 """How long after a connection broke the news is awaited that says which process failed."""
 _SHARED_KINDS = (FileNotFoundError, FileExistsError, TypeError, ValueError)
 """Errors that are raised as what they are in the processes where they did not arise."""
@@ -97,12 +97,14 @@ class Together:
             self._check()
         try:
             work.wait()
-        except RuntimeError:
+        except RuntimeError as error:
             deadline = time.monotonic() + _LAST_WORDS_S
             while time.monotonic() < deadline:
                 self._check()
                 time.sleep(_POLL_S / 10)
-            raise
+            raise RuntimeError(
+                f"another process of the pipeline ended without a word, or the connection to it broke: {error}"
+            ) from error
 
 
 def together(meeting: Meeting, work: Callable[[], T]) -> list[T]:
