@@ -8,10 +8,11 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from stretto.pipelining import ScheduleDSP, Staleness
+from stretto.pipelining.layers import layers_of
+from stretto.pipelining.partition import best_cut, measure_layers, time_costs
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 State = dict[str, Any]
@@ -64,6 +67,14 @@ def synchronous_ways(num_microbatches: Sequence[int], num_blocks: int) -> tuple[
     )
 
 
+def wait_passively() -> None:
+    """Run the script anew if OpenMP's threads would spin while they wait: two of them, with a core taken by someone
+    else, then make a step ten times as long. OpenMP reads this as torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 class Crew:
     """`size` processes of one thread each, joined by gloo."""
 
@@ -71,7 +82,6 @@ class Crew:
         # Forked, before this process has computed anything: a thread pool would not survive it.
         context = multiprocessing.get_context("fork")
         self._folder = tempfile.TemporaryDirectory()
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
@@ -171,6 +181,7 @@ class Trainer:
         parameters = list(module.parameters())
         self.optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)
         self.schedule: Any
+        self.train: Callable[..., list[float]]
         if way.spec is not None:
             self.schedule = ScheduleDSP((module, rank, size), self.optimizer, loss_fn, m=way.spec)
             self.train = self._train_stale
@@ -179,8 +190,8 @@ class Trainer:
             self.schedule = SYNCHRONOUS[way.kind](stage, way.num_microbatches, loss_fn)
             self.train = self._train_synchronous
 
-    def _train_stale(self, batches: Sequence[Batch]) -> list[float]:
-        """Train on the batches, which all ranks give, and return the time at the end of every step."""
+    def _train_stale(self, batches: Iterable[Batch] | None) -> list[float]:
+        """Train on the batches of the first rank, and return the time at the end of every step."""
         ends = []
         for x, y in self.schedule.feed(batches):
             self.schedule.step(x, target=y)
@@ -188,7 +199,8 @@ class Trainer:
         self.schedule.flush()
         return ends
 
-    def _train_synchronous(self, batches: Sequence[Batch]) -> list[float]:
+    def _train_synchronous(self, batches: Iterable[Batch]) -> list[float]:
+        """The same; all ranks give the batches."""
         ends = []
         for x, y in batches:
             given = (x,) if self.rank == 0 else ()
@@ -226,3 +238,23 @@ def cut(layers: Sequence[nn.Module], num_layers: Sequence[int]) -> list[nn.Modul
     """Blocks of so many layers each."""
     ends = list(itertools.accumulate(num_layers))
     return [nn.Sequential(*layers[first:end]) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def make_layers(depth: int) -> list[nn.Module]:
+    """A residual net, the same in every process; channels_last, which is faster on a CPU."""
+    torch.manual_seed(0)
+    return [layer.to(memory_format=torch.channels_last) for layer in resnet(depth)]
+
+
+def balanced_cuts(state: State, depth: int, batch_size: int, ways: Sequence[Way]) -> dict[str, int]:
+    """On rank 0: the layers of the first of two blocks when both take as long, by measured times.
+
+    With a schedule of torch's as with split backpropagation: no recompute.
+    """
+    if state["rank"] > 0:
+        return {}
+    layers = layers_of(make_layers(depth))
+    sample = torch.rand(batch_size, 3, 32, 32).to(memory_format=torch.channels_last)
+    times = measure_layers(layers, sample)
+    specs = {way.name: way.spec or Staleness.backprop(2) for way in ways}
+    return {name: best_cut(time_costs(times, spec))[0][1] for name, spec in specs.items()}

@@ -20,18 +20,17 @@ from pipeline_common import (
     State,
     Trainer,
     Way,
+    balanced_cuts,
     cut,
+    make_layers,
     resnet,
     seconds_per_step,
     stale_ways,
     synchronous_ways,
+    wait_passively,
 )
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from stretto.pipelining import Staleness
-from stretto.pipelining.layers import layers_of
-from stretto.pipelining.partition import best_cut, measure_layers, time_costs
 
 K = 2
 TWO_THREADS = "one process, two threads"
@@ -67,23 +66,6 @@ def make_batches(state: State, batch_size: int) -> list[Batch]:
         ]
         state["batch_size"], state["batches"] = batch_size, batches
     return state["batches"]
-
-
-def make_layers(depth: int) -> list[nn.Module]:
-    """The net's layers, the same in every process and for every cut; channels_last, which is faster on a CPU."""
-    torch.manual_seed(0)
-    return [layer.to(memory_format=torch.channels_last) for layer in resnet(depth)]
-
-
-def predict_cuts(state: State, batch_size: int, depth: int) -> dict[bool, int]:
-    """On rank 0: the layers of the first block in the balanced cut, if it recomputes and if it does not."""
-    if state["rank"] > 0:
-        return {}
-    layers = layers_of(make_layers(depth))
-    times = measure_layers(layers, make_batches(state, batch_size)[0][0])
-    return {
-        spec.m[0] > 0: best_cut(time_costs(times, spec))[0][1] for spec in (Staleness.of(K), Staleness.backprop(K))
-    }
 
 
 def make_trainer(state: State, way: Way, first: int, depth: int) -> None:
@@ -139,11 +121,10 @@ def choose_cut(crew: Crew, way: Way, batch_size: int, balanced: int, settings: S
 def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> list[str]:
     """One batch size: choose the cuts, take turns, judge. Returns the rows of the table."""
     ways = (*stale_ways(K), *synchronous_ways(settings.num_microbatches, K))
-    balanced = crew.run(predict_cuts, batch_size, settings.depth)[0]
+    balanced = crew.run(balanced_cuts, settings.depth, batch_size, ways)[0]
     chosen = {}
     for way in ways:
-        recomputes = way.name == DSP
-        chosen[way.name] = choose_cut(crew, way, batch_size, balanced[recomputes], settings)
+        chosen[way.name] = choose_cut(crew, way, batch_size, balanced[way.name], settings)
         crew.run(make_trainer, way, chosen[way.name], settings.depth)
     num_layers = len(resnet(settings.depth))
     report.note(
@@ -180,6 +161,8 @@ def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> 
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=9)
+    if not arguments.quick:
+        wait_passively()
     settings = QUICK if arguments.quick else Settings()
     with Crew(K) as crew:
         report = Report("pipeline_speed", arguments)
