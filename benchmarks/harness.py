@@ -40,14 +40,16 @@ class Spread:
         return f"{_short(self.median)} ({_short(self.low)} .. {_short(self.high)})"
 
 
-def take_turns(competitors: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def take_turns(
+    competitors: dict[str, Callable[[], float]], rounds: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Call every competitor once a round, in an order that is reversed every other round.
 
     Each returns its own measurement. A round before the first is thrown away: it warms up.
     """
     measured: dict[str, list[float]] = {name: [] for name in competitors}
     names = list(competitors)
-    for turn in range(rounds + 1):
+    for turn in range(0 if warm_up else 1, rounds + 1):
         for name in names if turn % 2 else reversed(names):
             gc.collect()
             value = competitors[name]()

@@ -208,11 +208,11 @@ def main() -> None:
     if not arguments.quick:
         measure_job(report, Job(photos(), batch_size=64, num_sampled=400))
     elif (paths := photos_made_before()) is not None:
-        measure_job(report, Job(paths[::50], batch_size=8, num_sampled=10))
+        measure_job(report, Job(paths[::100], batch_size=4, num_sampled=5))
     else:
         report.note("the photographs are not here: generated pictures stand in for them")
         with tempfile.TemporaryDirectory() as directory:
-            measure_job(report, Job(generate(Path(directory), 48), batch_size=8, num_sampled=10))
+            measure_job(report, Job(generate(Path(directory), 24), batch_size=4, num_sampled=5))
     report.finish()
     if not arguments.quick and arguments.out is None:
         write_table("docs/where.md", "jpeg", table(report.results))

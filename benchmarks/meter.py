@@ -24,7 +24,7 @@ from starved import UNHURRIED
 from torch.utils.data import DataLoader
 
 from stretto.launch.options import RunOptions
-from stretto.launch.parent import run_script, script_run
+from stretto.launch.parent import script_run
 from stretto.profile.hooks import Hooks
 from stretto.profile.meter import Meter
 from stretto.profile.rows import RowWriter
@@ -54,31 +54,30 @@ def plain(name: str, updates: int) -> float:
         return float(out.read_text())
 
 
-def metered(name: str, updates: int) -> float:
-    """The same under `stretto run`."""
+def metered(name: str, updates: int, sizes: list[float]) -> float:
+    """The same under `stretto run`. Appends the bytes an update of all files that the script's processes write."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "seconds"
-        record = run_script(command(name, updates, out), RunOptions())
-        assert [rank["updates"] for rank in record["ranks"]] == [updates]
+        with script_run(command(name, updates, out), RunOptions()) as run:
+            files = [path.stat().st_size for path in run.directory.rglob("*") if path.is_file()]
+        assert [rank["updates"] for rank in run.record["ranks"]] == [updates]
+        sizes.append(sum(files) / updates)
         return float(out.read_text())
 
 
 def measure_scripts(report: Report, updates: dict[str, int]) -> None:
+    rounds, is_quick = report.arguments.rounds, report.arguments.quick
     for name, count in updates.items():
-        competitors = {"plain": lambda: plain(name, count), "metered": lambda: metered(name, count)}  # noqa: B023
-        seconds = take_turns(competitors, report.arguments.rounds)
+        sizes: list[float] = []
+        competitors = {
+            "plain": lambda: plain(name, count),  # noqa: B023
+            "metered": lambda: metered(name, count, sizes),  # noqa: B023
+        }
+        seconds = take_turns(competitors, rounds, warm_up=not is_quick)
         report.add(f"{TITLES[name]}: an update", Spread.of([1e3 * s for s in seconds["plain"]]), "ms")
         overhead = ratio(seconds["metered"], seconds["plain"])
         report.add(f"{TITLES[name]}: under stretto run / without", overhead, "", at_most=1.01)
-
-
-def bytes_per_update(updates: int) -> float:
-    """Of all files that the light script's processes write."""
-    with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory) / "seconds"
-        with script_run(command("light", updates, out), RunOptions()) as finished:
-            sizes = [path.stat().st_size for path in finished.directory.rglob("*") if path.is_file()]
-    return sum(sizes) / updates
+        report.add(f"{TITLES[name]}: bytes of the record", Spread.of(sizes), "an update")
 
 
 @contextmanager
@@ -164,9 +163,7 @@ def main() -> None:
     report = Report("meter", arguments)
     torch.set_num_threads(1)
     measure_parts(report, 2 if arguments.quick else 100)
-    updates = {"light": 40} if arguments.quick else UPDATES
-    value = bytes_per_update(updates["light"])
-    report.add("the light loader: bytes of the record", Spread.of([value]), "an update")
+    updates = {"light": 30} if arguments.quick else UPDATES
     measure_scripts(report, updates)
     report.finish()
     if not arguments.quick and arguments.out is None:

@@ -3,6 +3,7 @@
 pytest --starts--> server (torch, stretto) --forks--> python [-c CODE | -m MODULE | SCRIPT] ARGUMENTS
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -37,6 +38,8 @@ def python(
 
 
 def _run(command: list[str], streams: list[Path], cwd: Path, environment: Mapping[str, str]) -> None:
+    gc.freeze()  # a collection need not look through all that was imported
+    multiprocessing.set_start_method(None, force=True)  # the platform's, as if this had not come from a server
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # as TMPDIR says
