@@ -208,7 +208,7 @@ class ScheduleDSP(Checkpointed):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._stream_is_open:
-            self._fail(failure_of(error, self._rank))
+            self._fail(error)
         self.close()
 
     # Batches
