@@ -172,7 +172,7 @@ def compare(report: Report, crew: Crew, depth: int, batch_size: int, num_steps: 
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=7)
-    depth, batch_size, num_steps, warmup = (8, 8, 12, 8) if arguments.quick else (20, 64, 80, 30)
+    depth, batch_size, num_steps, warmup = (8, 8, 8, 4) if arguments.quick else (20, 64, 80, 30)
     with Crew(K) as crew:
         report = Report("both", arguments)
         rows = compare(report, crew, depth, batch_size, num_steps, warmup)

@@ -229,17 +229,17 @@ def main() -> None:
     report = Report("pipeline_emulated", arguments)
     forward_s, num_steps = (0.001, 4) if quick else (0.03, 24)
     model_rows, rows = [], []
-    for num_blocks in (4, 8):
+    settings = (
+        Setting(1.5 * forward_s, hop=0.1),
+        Setting(1.5 * forward_s, straggling=1.0),
+        Setting(1.5 * forward_s, straggling=2.0),
+    )
+    for num_blocks in (4,) if quick else (4, 8):
         with Crew(num_blocks) as crew:
             model_rows += against_the_model(report, crew, num_blocks, forward_s, num_steps)
-            if num_blocks == 4:
-                for setting in (
-                    Setting(1.5 * forward_s, hop=0.1),
-                    Setting(1.5 * forward_s, straggling=1.0),
-                    Setting(1.5 * forward_s, straggling=2.0),
-                ):
-                    counts = (4,) if quick else (2, 4, 8, 16)
-                    rows += against_synchronous(report, crew, setting, counts, num_steps)
+            for setting in settings[: 1 if quick else None] if num_blocks == 4 else ():
+                counts = (4,) if quick else (2, 4, 8, 16)
+                rows += against_synchronous(report, crew, setting, counts, num_steps)
     report.finish()
     if not quick:
         model_head = [

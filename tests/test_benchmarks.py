@@ -11,7 +11,22 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.parametrize(
-    "name", ["advice", "auto_factor", "fill_rate", "fresh_examples", "jpeg", "memory", "meter", "overhead", "plan"]
+    "name",
+    [
+        *[
+            "advice",
+            "auto_factor",
+            "both",
+            "fill_rate",
+            "fresh_examples",
+            "jpeg",
+            "memory",
+            "meter",
+            "overhead",
+            "plan",
+        ],
+        *["pipeline_emulated", "pipeline_memory", "pipeline_speed"],
+    ],
 )
 def test_the_short_form_runs_to_the_end_and_writes_only_where_told(name: str, tmp_path: Path) -> None:
     results = BENCHMARKS / "results"
