@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed.run", "stretto.cli.main", "tests.forked"])
 
@@ -43,6 +45,8 @@ def _run(command: list[str], streams: list[Path], cwd: Path, environment: Mappin
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # as TMPDIR says
+    if "OMP_NUM_THREADS" in environment:  # which torch read when it was imported
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     os.chdir(cwd)
     for number, path in enumerate(streams, 1):
         file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)

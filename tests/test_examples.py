@@ -1,9 +1,7 @@
 """Every example trains on small data of its kind and prints what happened."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,16 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.forked import python
+
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/two_ranks.py")
 
 
 def run(*arguments: object) -> str:
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python(*arguments, cwd=ROOT, OMP_NUM_THREADS="1", NO_ALBUMENTATIONS_UPDATE="1")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
