@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from accuracy_data import load
 from accuracy_methods import MAX_RATES, RATE_SEED, Plan, Row, full_plans, map_conditions, quick_plans
 from accuracy_report import METHODS, SHORT_RUNS_PAY_MOST, Interval, draw_map, paired_difference, reference_of, table
 from accuracy_runs import Condition, Run, Store, run
@@ -145,9 +146,14 @@ def parse_arguments() -> argparse.Namespace:
         "--only", help="one table (fashion, short, digits or text); its runs are kept, no page is written"
     )
     parser.add_argument("--rounds", type=int, default=5, help="seeds of a row (default 5)")
-    parser.add_argument("--processes", type=int, default=2, help="side by side, one thread each (default 2)")
+    parser.add_argument(
+        "--processes", type=int, help="side by side, of one thread each (default 2, 1 with --quick)"
+    )
     parser.add_argument("--out", type=Path, help="where the JSON goes (default benchmarks/results/accuracy.json)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.processes is None:
+        arguments.processes = 1 if arguments.quick else 2
+    return arguments
 
 
 def main() -> None:
@@ -162,6 +168,9 @@ def main() -> None:
     results = ROOT / "benchmarks/results" if arguments.out is None else arguments.out.parent
     store = Store(None if arguments.quick else results / "accuracy")
     on_map = {} if arguments.quick or arguments.only else map_conditions(plans[0].rows[0].base.workload)
+    for workload in dict.fromkeys(plan.rows[0].base.workload for plan in plans):
+        load(workload, "held-out")  # what is missing is fetched once, and what cannot be is known now
+    load.cache_clear()
     columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with (
         ProcessPoolExecutor(

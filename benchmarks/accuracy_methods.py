@@ -110,9 +110,9 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
 
 def quick_plans() -> list[Plan]:
     """Every kind of row, on made-up digits and for a moment."""
-    quick = _Maker("made-up", 12, "nesterov", 1)
+    quick = _Maker("made-up", 8, "nesterov", 1)
     rows = (*quick.methods(), *quick.repairs(1)[-4:])
-    return [Plan(name="made-up", title="made-up digits", rows=rows, rates=(0.05,), rate_updates=6)]
+    return [Plan(name="made-up", title="made-up digits", rows=rows, rates=(0.05,), rate_updates=4)]
 
 
 def map_conditions(workload: str) -> dict[tuple[int, float], Condition]:
