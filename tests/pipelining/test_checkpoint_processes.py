@@ -79,29 +79,46 @@ def test_processes_and_simulation_resume_themselves_and_each_other(run: Run, poo
             assert same(expected[n:], go_on(resumed, run)), (folder, n)
 
 
-def until_killed(rank: int, world: int, run: Run, folder: Path) -> None:
+def back_to_the_first(rank: int, world: int) -> Any:
+    """Train on something else, then go back to the state before it, in the middle of a step's messages."""
+    schedule = join(rank, world, ADAMW)
+    first = schedule.state_dict()
+    for x, y in rows(6):
+        schedule.step(-x, target=y)
+    schedule.load_state_dict(first)
+    return train_on(schedule, ADAMW), weights(schedule)
+
+
+def test_loading_in_the_middle_drops_what_is_under_way(pool: Pool) -> None:
+    parts = pool.run(back_to_the_first, 3)
+    expected = go_on(build(ADAMW), ADAMW)
+    assert same(expected, parts[-1][0] + [value for _, values in parts for value in values])
+
+
+def save_until_killed(rank: int, world: int, run: Run, folder: Path) -> None:
     schedule = join(rank, world, run)
-    for n in range(1, 9):
-        train_on(schedule, run, n)
+    for x, y in schedule.feed(run.epochs[0]):
+        schedule.step(x, target=y)
         schedule.save(folder)
-        if (rank, n) == (1, 5):
+        if (rank, schedule.num_batches) == (1, 5):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def resume(rank: int, world: int, run: Run, folder: Path) -> Any:
     schedule = join(rank, world, run)
     schedule.load(folder)
-    return schedule.num_batches, train_on(schedule, run), weights(schedule)
+    losses = [schedule.step(x, target=y) for x, y in schedule.feed(run.epochs[0][5:])]
+    schedule.flush()
+    return losses, weights(schedule)
 
 
 def test_after_a_process_was_killed_the_last_checkpoint_goes_on(pool: Pool, tmp_path: Path) -> None:
-    first, _, last = pool.outcomes(until_killed, 3, ADAMW, tmp_path / "last")
+    first, _, last = pool.outcomes(save_until_killed, 3, ADAMW, tmp_path / "last")
     assert isinstance(first, BlockFailed)
     assert isinstance(last, BlockFailed)
     parts = pool.run(resume, 3, ADAMW, tmp_path / "last")
-    assert [count for count, *_ in parts] == [5] * 3
     expected = go_on(build(ADAMW), ADAMW)
-    assert same(expected[5:], parts[-1][1] + [value for *_, values in parts for value in values])
+    assert same(expected[5:], parts[-1][0] + [value for _, values in parts for value in values])
 
 
 class Deadly:
@@ -128,6 +145,24 @@ def test_a_process_that_is_killed_while_it_saves_is_told_to_all(flush: bool, poo
     assert "rank 2 failed" in str(second) if not flush else "without a word" in str(second)
     assert "ended without a word" in str(first)
     assert not (tmp_path / "last").exists()
+
+
+def failing_instead_of_saving(rank: int, world: int, folder: Path) -> None:
+    with join(rank, world, Run(options={"m": (0, 0, 0)})) as schedule:
+        train_on(schedule, STASHED, 3)
+        if rank == 2:
+            raise ValueError("broke")
+        schedule.save(folder)
+
+
+def test_a_process_that_fails_while_others_save_is_told_to_them(pool: Pool, tmp_path: Path) -> None:
+    first, second, third = pool.outcomes(failing_instead_of_saving, 3, tmp_path / "last", timeout_s=15)
+    for told in (first, second):
+        assert isinstance(told, BlockFailed)
+        assert told.rank == 2
+        assert "broke" in told.traceback
+    assert str(third) == "broke"
+    assert names_in(tmp_path) == []
 
 
 class Unsaveable:
@@ -160,6 +195,17 @@ def refused_and_going_on(rank: int, world: int, folder: Path) -> Any:
     note(schedule.load_state_dict, state)
     note(schedule.load_weights, {})
     return told, losses + train_on(schedule, STASHED), weights(schedule)
+
+
+def test_one_block_saves_without_torch_distributed(tmp_path: Path) -> None:
+    schedule = join(0, 1, ADAMW, m=0, p=0)
+    train_on(schedule, ADAMW, 5)
+    schedule.save(tmp_path / "saved")
+    expected = train_on(schedule, ADAMW) + weights(schedule)
+    again = join(0, 1, ADAMW, m=0, p=0)
+    again.load(tmp_path / "saved")
+    assert same(expected, train_on(again, ADAMW) + weights(again))
+    assert same(list(again.merged_weights().values()), weights(again))
 
 
 def test_what_one_process_cannot_save_or_load_all_refuse_and_go_on(pool: Pool, tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ class Checkpointed(ABC):
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}: expected what state_dict() gave")
         with self._telling():
-            self._load(lambda block: clone(self._find(state, block)))
+            # to_plain: it may have been loaded onto an accelerator
+            self._load(lambda block: clone(to_plain(self._find(state, block))))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a checkpoint, which `folder` holds from then on, and not before all processes have finished.

@@ -19,7 +19,7 @@ from stretto.pipelining.failure import BlockFailed
 
 T = TypeVar("T")
 _POLL_S = 0.5
-_LAST_WORDS_S = 2.0
+_LAST_WORDS_S = 1.0
 """How long after a connection broke the news is awaited that says which process failed."""
 _SHARED_KINDS = (FileNotFoundError, FileExistsError, TypeError, ValueError)
 """Errors that are raised as what they are in the processes where they did not arise."""
