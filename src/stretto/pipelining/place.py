@@ -85,15 +85,38 @@ def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | N
     return Place(module, index, num_stages, ranks, replicas if replicas and replicas.size() > 1 else None)
 
 
-def agree(problem: Exception | None, place: Place | None, settings: Mapping[str, Any], group: Any) -> None:
+def group_of_all(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
+    """The processes that make a schedule together; None for all there are. Collective.
+
+    Raises ValueError in a process that is none of them.
+    """
+    if not dist.is_initialized():
+        return None
+    group = group or getattr(stage, "group", None)
+    ranks = dist.get_process_group_ranks(group) if mesh is None else mesh.mesh.flatten().tolist()
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"rank {dist.get_rank()} is not among the processes of the pipeline (ranks {ranks})")
+    if mesh is None or len(ranks) == dist.get_world_size():
+        return group
+    everyone: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return everyone
+
+
+def agree(
+    problem: Exception | None,
+    place: Place | None,
+    settings: Mapping[str, Any],
+    group: dist.ProcessGroup | None,
+    name: str,
+) -> str:
     """Raise the same error in all processes of `group` if one of them has a problem, or if they disagree.
 
-    Raises ValueError (or the problem itself where it arose).
+    Returns the `name` that the first of them gave. Raises ValueError (or the problem itself where it arose).
     """
     if not dist.is_initialized():
         if problem is not None:
             raise problem
-        return
+        return name
     names: Sequence[str] = ()
     if place is not None:
         names = [name_prefix(place.module, place.index) + name for name in place.module.state_dict()]
@@ -102,6 +125,7 @@ def agree(problem: Exception | None, place: Place | None, settings: Mapping[str,
         None if place is None else (place.ranks, place.index),
         dict(settings),
         names,
+        name,
     )
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
@@ -110,12 +134,14 @@ def agree(problem: Exception | None, place: Place | None, settings: Mapping[str,
     for rank, (found, *_) in enumerate(everyone):
         if found is not None:
             raise ValueError(f"rank {rank} cannot take its place in the pipeline: {found}")
-    for rank, (_, _, theirs, _) in enumerate(everyone):
-        for name, value in settings.items():
-            if theirs.get(name) != value:
+    for rank, (_, _, theirs, _, _) in enumerate(everyone):
+        for key, value in settings.items():
+            if theirs.get(key) != value:
                 raise ValueError(
-                    f"{name}={value!r} here, {name}={theirs.get(name)!r} on rank {rank}: expected the same"
+                    f"{key}={value!r} here, {key}={theirs.get(key)!r} on rank {rank}: expected the same"
                 )
     assert place is not None
-    column = sorted((at[1], names) for _, at, _, names in everyone if at[0] == place.ranks)
+    column = sorted((at[1], names) for _, at, _, names, _ in everyone if at[0] == place.ranks)
     check_names([names for _, names in column])
+    common: str = everyone[0][-1]
+    return common

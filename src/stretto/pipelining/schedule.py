@@ -28,7 +28,7 @@ from stretto.pipelining.checkpoint import Checkpointed
 from stretto.pipelining.failure import BlockFailed, FailureBoard, failure_of
 from stretto.pipelining.meeting import Agreed, Alone, Together
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
-from stretto.pipelining.place import Place, Stage, agree, find_place
+from stretto.pipelining.place import Place, Stage, agree, find_place, group_of_all
 from stretto.pipelining.repairs import Repairs
 from stretto.pipelining.replicas import Replicas
 from stretto.pipelining.rng import batch_rng
@@ -82,6 +82,7 @@ class ScheduleDSP(Checkpointed):
         seed: int = 0,
     ) -> None:
         place, options, problem = None, None, None
+        all_processes = group_of_all(stage, group, mesh)
         try:
             place = find_place(stage, group, mesh)
             options = Options(
@@ -97,7 +98,8 @@ class ScheduleDSP(Checkpointed):
         except (TypeError, ValueError) as error:
             problem = error
         settings = {} if options is None else options.shared()
-        agree(problem, place, settings, group)
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        name = agree(problem, place, settings, all_processes, f"stretto_failed_{self._rank}_{next(_instances)}")
         assert place is not None
         assert options is not None
         self.spec = options.spec
@@ -109,8 +111,7 @@ class ScheduleDSP(Checkpointed):
         """Whether this block has begun to train and is not flushed."""
         self._feed_is_open = False
         """Whether a batch may still come, so that the END is not sent or seen yet."""
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
-        self._board = FailureBoard(_store(), f"stretto_failed_{next(_instances)}", self._rank)
+        self._board = FailureBoard(_store(), name, self._rank)
         self._replicas = None if place.replicas is None else Replicas(place.replicas, self._board)
         if self._replicas is not None:
             self._replicas.copy_first(self.block.held())
