@@ -193,6 +193,7 @@ def refused_and_going_on(rank: int, world: int, folder: Path) -> Any:
     note(schedule.load, folder / "two blocks")
     state = torch.load(folder / f"{min(rank, 1)}.pt", weights_only=True)
     note(schedule.load_state_dict, state)
+    note(schedule.load_state_dict, None if rank == 1 else schedule.state_dict() if rank == 0 else state)
     note(schedule.load_weights, {})
     return told, losses + train_on(schedule, STASHED), weights(schedule)
 
@@ -218,13 +219,14 @@ def test_what_one_process_cannot_save_or_load_all_refuse_and_go_on(pool: Pool, t
         train_on(simulation, STASHED, n + 1)
     parts = pool.run(refused_and_going_on, 3, tmp_path)
     for told, *_ in parts:
-        saving, nothing, other_m, two, steps, under_way = told
+        saving, nothing, other_m, two, unlike, no_state, under_way = told
         assert "TypeError: " in saving
         assert "made_by" in saving
         assert nothing.startswith("FileNotFoundError: ")
         assert "2,1,0; stashed)', this pipeline has staleness='DSP(1,1,0; 4,2,0; stashed)'" in other_m
         assert "staleness='DSP(1,0; 2,0; stashed)', this pipeline has staleness='DSP(1,1,0; 4,2,0; sta" in two
-        assert "lr_scheduler=None, this pipeline has lr_scheduler='Unsaveable'" in steps
+        assert "lr_scheduler=None, this pipeline has lr_scheduler='Unsaveable'" in unlike
+        assert "the state is a NoneType: expected what state_dict() gave" in no_state
         assert "ValueError: " in under_way
         assert "batches are under way after batch 3" in under_way
     assert not (tmp_path / "own").exists()

@@ -61,8 +61,6 @@ class Checkpointed(ABC):
         one of them got a state of other settings (K, m, p, backward_params, accumulate, repairs, seed, block,
         replicas, kind of optimizer), with both values, or blocks of different steps.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}: expected what state_dict() gave")
         with self._telling():
             # to_plain: it may have been loaded onto an accelerator
             self._load(lambda block: clone(to_plain(self._find(state, block))))
@@ -173,6 +171,8 @@ class Checkpointed(ABC):
 
     def _find(self, state: Mapping[str, Any], block: Block) -> State:
         """That part of a state that is the block's."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}: expected what state_dict() gave")
         states = state.get("blocks") or [state]
         mine = next((each for each in states if each.get("settings", {}).get("block") == block.index), states[0])
         self._accept(block, mine)
