@@ -14,6 +14,9 @@ MAP_STALENESS = (0, 1, 2, 4)
 MAP_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
 MAX_RATES = 6
 RATE_SEED = 100
+WEIGHT_DECAY = {"nesterov": 0.0, "sgd": 0.0, "adamw": 0.01, "nadam": 0.01}
+"""torch's own default of each (that of AdamW for NAdam)."""
+MORE_WEIGHT_DECAY = 5e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Row:
     base: Condition
     """A run of it; the rate, the seed and the split are put in."""
     num_seeds: int
+    group: str = ""
+    """Compared with the first row of the same group."""
 
     def on(self, split: str, lr: float, seed: int, updates: int | None = None) -> Condition:
         """One run."""
@@ -32,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A table: its first row is what the others are compared with."""
+    """A table."""
 
     name: str
     title: str
@@ -43,9 +48,7 @@ class Plan:
     """Updates of the runs that choose a rate."""
     rate_seeds: int = 1
     bars: tuple[str, ...] = ()
-    """Titles of the rows that have to come within 0.5 points of the first."""
-    per_optimizer: bool = False
-    """Compare with the first row of the same optimizer."""
+    """Titles of the rows that have to come within 0.5 points of what they are compared with."""
 
     @property
     def remark(self) -> str:
@@ -71,6 +74,7 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
                 *fashion.methods(),
                 *(fashion.row(f"DSP, K = {k}", _default(k)) for k in (2, 3)),
                 *fashion.repairs(few),
+                *fashion.with_weight_decay(few),
             ),
             rates=(0.05, 0.1, 0.2),
             rate_updates=fashion.updates // 2,
@@ -103,7 +107,6 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
             rows=(*text.methods(), *text.repairs(min(2, seeds)), *text.other_optimizer("nadam")),
             rates=(0.001, 0.002, 0.004),
             rate_updates=text.updates // 3,
-            per_optimizer=True,
         ),
     ]
 
@@ -144,7 +147,9 @@ class _Maker:
     optimizer: str
     num_seeds: int
 
-    def row(self, title: str, spec: Staleness, num_seeds: int | None = None, **changed: object) -> Row:
+    def row(
+        self, title: str, spec: Staleness, num_seeds: int | None = None, group: str = "", **changed: object
+    ) -> Row:
         settings = {
             "optimizer": self.optimizer,
             "updates": self.updates,
@@ -152,9 +157,9 @@ class _Maker:
             "seed": 0,
             "split": "",
         } | changed
-        return Row(
-            title, Condition(workload=self.workload, staleness=str(spec), **settings), num_seeds or self.num_seeds
-        )
+        settings = {"weight_decay": WEIGHT_DECAY[str(settings["optimizer"])]} | settings
+        base = Condition(workload=self.workload, staleness=str(spec), **settings)
+        return Row(title, base, num_seeds or self.num_seeds, group)
 
     def methods(self) -> list[Row]:
         """The methods at K = 4; one optimizer, but for FR, whose paper has plain momentum."""
@@ -189,11 +194,27 @@ class _Maker:
             if self.workload != "text" or "long" in title or name == "predict"
         ]
 
+    def with_weight_decay(self, num_seeds_of_repair: int) -> list[Row]:
+        """The default, and its strongest repair, with the weight decay that is usual for images."""
+        settings: dict[str, object] = {"group": "weight decay", "weight_decay": MORE_WEIGHT_DECAY}
+        return [
+            self.row("backpropagation, weight decay", _backprop(), **settings),
+            self.row(f"DSP, K = {K}, weight decay", _default(K), **settings),
+            self.row(
+                f"DSP, K = {K}, weight decay, accumulate={MICRO_BATCHES}",
+                _default(K),
+                num_seeds_of_repair,
+                accumulate=MICRO_BATCHES,
+                **settings,
+            ),
+        ]
+
     def other_optimizer(self, optimizer: str) -> list[Row]:
         """The rows that are tried with another optimizer."""
         name = OPTIMIZERS[optimizer]
+        settings: dict[str, object] = {"group": name, "optimizer": optimizer}
         return [
-            self.row(f"backpropagation, {name}", _backprop(), optimizer=optimizer),
-            self.row(f"DSP, {name}, K = {K}", _default(K), optimizer=optimizer),
-            self.row(f"DSP, long queues, {name}, K = {K}", Staleness.dsp(K), optimizer=optimizer),
+            self.row(f"backpropagation, {name}", _backprop(), **settings),
+            self.row(f"DSP, {name}, K = {K}", _default(K), **settings),
+            self.row(f"DSP, long queues, {name}, K = {K}", Staleness.dsp(K), **settings),
         ]

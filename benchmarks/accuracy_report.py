@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from accuracy_methods import MICRO_BATCHES, OPTIMIZERS, K, Plan, Row
+from accuracy_methods import MICRO_BATCHES, MORE_WEIGHT_DECAY, OPTIMIZERS, K, Plan, Row
 from accuracy_runs import Run
 from scipy.stats import t as student
 
@@ -18,7 +18,8 @@ q = 1. GPipe cuts a batch into {MICRO_BATCHES}, and its batch norm sees one part
 it is backpropagation). DGL trains each block on a small classifier of its own, DNI on gradients that a network
 predicts from the block's output and the label. accumulate={MICRO_BATCHES} cuts a batch into micro-batches of
 which each counts for m, predict runs the forward on predicted weights, discount divides the rate by 1 + m_k,
-fading over the first quarter, warm-up is the first tenth."""
+fading over the first quarter, warm-up is the first tenth. SGD has no weight decay but where a row says so
+({MORE_WEIGHT_DECAY:g}), and such rows are compared with backpropagation that has it too, as those of NAdam are."""
 SHORT_RUNS_PAY_MOST = (
     "Short runs pay most: staleness costs progress while the weights move fast, and a longer run makes up for it."
 )
@@ -43,10 +44,8 @@ class Interval:
 
 
 def reference_of(plan: Plan, row: Row) -> Row:
-    """The row that `row` is compared with: the first one, for text the first one with its optimizer."""
-    if not plan.per_optimizer:
-        return plan.rows[0]
-    return next(other for other in plan.rows if other.base.optimizer == row.base.optimizer)
+    """The row that `row` is compared with: the first one of its group."""
+    return next(other for other in plan.rows if other.group == row.group)
 
 
 def paired_difference(runs: Mapping[Row, Sequence[Run]], row: Row, reference: Row) -> Interval:

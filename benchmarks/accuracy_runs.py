@@ -38,6 +38,7 @@ class Condition:
     accumulate: int = 1
     """Micro-batches that a batch is cut into."""
     optimizer: str
+    weight_decay: float
     lr: float
     predict: bool = False
     discount: float = 0.0
@@ -123,12 +124,12 @@ def make_trainer(condition: Condition) -> Simulation:
 
 def make_optimizer(condition: Condition, module: nn.Module) -> Optimizer:
     """As the condition names it; momentum .9 with SGD, torch's own values otherwise."""
-    parameters, lr = module.parameters(), condition.lr
+    parameters, lr, decay = module.parameters(), condition.lr, condition.weight_decay
     if condition.optimizer in ("sgd", "nesterov"):
-        return SGD(parameters, lr, momentum=0.9, nesterov=condition.optimizer == "nesterov", weight_decay=5e-4)
+        return SGD(parameters, lr, momentum=0.9, nesterov=condition.optimizer == "nesterov", weight_decay=decay)
     if condition.optimizer == "nadam":
-        return NAdam(parameters, lr, weight_decay=0.01, decoupled_weight_decay=True)
-    return AdamW(parameters, lr)
+        return NAdam(parameters, lr, weight_decay=decay, decoupled_weight_decay=True)
+    return AdamW(parameters, lr, weight_decay=decay)
 
 
 def cosine(optimizer: Optimizer, updates: int) -> LambdaLR:
