@@ -29,7 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 ROOT = Path(__file__).parents[1]
 BAR_POINTS = -0.5
-_COST = {"text": 2.0, "digits": 0.2, "made-up": 0.2}
+_COST = {"text": 1.2, "digits": 0.3, "made-up": 0.3}
 """An update's, relative to Fashion-MNIST's: for the time left."""
 
 
