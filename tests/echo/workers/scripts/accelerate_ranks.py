@@ -1,4 +1,4 @@
-"""What two processes see of loaders that Accelerate prepared. Run by torchrun."""
+"""What two processes see of loaders that Accelerate prepared. Run by torchrun.py."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What Lightning's DDP makes of EchoDataLoaders on two ranks. Run by torchrun."""
+"""What Lightning's DDP makes of EchoDataLoaders on two ranks. Run by torchrun.py."""
 
 import sys
 from pathlib import Path

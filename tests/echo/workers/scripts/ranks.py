@@ -1,4 +1,4 @@
-"""What two ranks see of loaders of their own, without a trainer. Run by torchrun."""
+"""What two ranks see of loaders of their own, without a trainer. Run by torchrun.py."""
 
 from typing import Any
 
