@@ -13,7 +13,9 @@ from PIL import Image
 from tests.forked import python
 
 ROOT = Path(__file__).parents[1]
-TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/two_ranks.py")
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TWO_RANKS = (*RANKS, "examples/two_ranks.py")
+SPLIT = (*RANKS, "examples/split.py")
 
 
 def run(*arguments: object) -> str:
@@ -95,3 +97,19 @@ def test_two_ranks_make_equal_updates_and_continue_exactly(tmp_path: Path) -> No
     counts = [re.findall(r"rank \d: (\d+) updates, (\d+) fresh examples", output) for output in (whole, rest)]
     assert counts[0] == counts[1]
     assert [updates for updates, _ in counts[0]] == ["40", "40"]
+
+
+def test_a_split_model_learns_continues_exactly_and_is_merged(tmp_path: Path) -> None:
+    images = torch.randn(240, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = (images[:, :, :4].mean((1, 2, 3)) > images[:, :, 4:].mean((1, 2, 3))).long()
+    data, saved = tmp_path / "tensors.pt", tmp_path / "saved"
+    torch.save({"images": images, "labels": labels}, data)
+    arguments = (*SPLIT, "--data", data, "--batch-size", 25)
+    whole = run(*arguments, "--epochs", 4)
+    run(*arguments, "--epochs", 4, "--stop-after", 2, "--save", saved)
+    rest = run(*arguments, "--epochs", 4, "--resume", saved)
+    assert "2 blocks, DSP(0,0; 1,0)" in whole
+    assert losses(whole)[-1] < losses(whole)[0]
+    assert losses(rest) == losses(whole)[2:]
+    assert whole.splitlines()[-1] == rest.splitlines()[-1]
+    assert whole.splitlines()[-1].startswith("merged after 32 updates: held out ")
