@@ -25,8 +25,8 @@ class Place:
     num_stages: int
     ranks: tuple[int, ...]
     """Global ranks of the blocks, first to last."""
-    replicas: dist.ProcessGroup | None
-    """The processes with the same block."""
+    replicas: tuple[int, ...] | None
+    """Global ranks of the processes with the same block, where there are several."""
 
 
 def open_stage(stage: Any) -> tuple[nn.Module, int, int]:
@@ -69,9 +69,9 @@ def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | N
                 f"mesh of shape {tuple(mesh.shape)}: expected ({num_stages} stages, replicas), such as "
                 f'init_device_mesh("cpu", ({num_stages}, 2))'
             )
-        pipeline, replicas = mesh.get_group(0), mesh.get_group(1)
+        pipeline, replicas = mesh.get_group(0), tuple(dist.get_process_group_ranks(mesh.get_group(1)))
     else:
-        pipeline, replicas = group or dist.group.WORLD, None
+        pipeline, replicas = group or dist.group.WORLD, ()
     ranks = tuple(dist.get_process_group_ranks(pipeline))
     if len(ranks) != num_stages:
         raise ValueError(
@@ -82,7 +82,7 @@ def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | N
         raise ValueError(
             f"stage {index} on process {own} of the pipeline (ranks {ranks}): expected stage {own} there"
         )
-    return Place(module, index, num_stages, ranks, replicas if replicas and replicas.size() > 1 else None)
+    return Place(module, index, num_stages, ranks, replicas if len(replicas) > 1 else None)
 
 
 def group_of_all(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> dist.ProcessGroup | None:

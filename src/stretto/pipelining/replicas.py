@@ -4,34 +4,46 @@ An explicit all-reduce after the backward that ends a group. DistributedDataPara
 names and broadcast the buffers in the forward.
 """
 
-import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from stretto.pipelining.failure import FailureBoard
+from stretto.pipelining.failure import BlockFailed, FailureBoard
 
-_POLL_S = 0.5
+_FOREVER = timedelta(days=365)
+_NEWS_S = 2.0
+"""How long after a connection broke the news is awaited that says which process failed."""
 
 
 class Replicas:
-    """The `group` of processes that hold copies of one block.
+    """The processes `ranks` that hold copies of one block, in a group of their own. Making one is collective.
 
-    Waits look at the `board`: a replica whose pipeline failed never comes to the all-reduce.
+    A replica whose pipeline failed never comes to the all-reduce: it must call `close`, which ends the others' wait
+    with BlockFailed.
     """
 
-    def __init__(self, group: dist.ProcessGroup, board: FailureBoard) -> None:
-        self.group = group
-        self.size = group.size()
-        self.rank = group.rank()
+    def __init__(self, ranks: Sequence[int], device: torch.device, board: FailureBoard) -> None:
+        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+        self._group: Any = dist.new_group(list(ranks), _FOREVER, backend, use_local_synchronization=True)
+        self.size: int = self._group.size()
+        self.rank: int = self._group.rank()
+        self._other = next(rank for at, rank in enumerate(ranks) if at != self.rank)
         self._board = board
+
+    def close(self) -> None:
+        """Leave the others. A process that waits for this one is told so by the end of the connection."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None  # only the last reference closes the connections
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give all replicas the values that the first has, as models made with different seeds differ."""
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), group=self.group, group_src=0)
+            dist.broadcast(tensor.detach(), group=self._group, group_src=0)
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their mean over the replicas, exactly alike in all of them.
@@ -59,10 +71,19 @@ class Replicas:
     def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = operation
-        work = self.group.allreduce([tensor], options)
-        arrived = threading.Event()
-        work.get_future().add_done_callback(lambda _: arrived.set())
-        while not arrived.wait(_POLL_S):
-            if failure := self._board.read():
-                raise failure
-        work.wait()
+        try:
+            self._group.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: RuntimeError) -> BlockFailed:
+        """What stands behind a connection to another replica that broke with `error`."""
+        deadline = time.monotonic() + _NEWS_S
+        try:
+            while time.monotonic() < deadline:
+                if failure := self._board.read():
+                    return failure
+                time.sleep(_NEWS_S / 40)
+        except RuntimeError:  # the store's process is gone, too
+            pass
+        return self._board.explain(error, self._other)

@@ -112,8 +112,9 @@ class ScheduleDSP(Checkpointed):
         self._feed_is_open = False
         """Whether a batch may still come, so that the END is not sent or seen yet."""
         self._board = FailureBoard(_store(), name, self._rank)
-        self._replicas = None if place.replicas is None else Replicas(place.replicas, self._board)
-        if self._replicas is not None:
+        self._replicas: Replicas | None = None
+        if place.replicas is not None:
+            self._replicas = Replicas(place.replicas, self.block.device, self._board)
             self._replicas.copy_first(self.block.held())
         self._connect(place)
         everyone = place.ranks if mesh is None else mesh.mesh.flatten().tolist()
@@ -365,6 +366,8 @@ class ScheduleDSP(Checkpointed):
             error.add_note(f"on rank {self._rank}; the other ranks of the pipeline were told")
         for inbox in self._inboxes:  # a neighbour answers, which shows that it has heard
             inbox.join(_LAST_WORDS_S)
+        if self._replicas is not None:
+            self._replicas.close()
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

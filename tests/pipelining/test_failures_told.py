@@ -1,0 +1,164 @@
+"""What fails in one process is raised in all, wherever it fails; in processes that live on."""
+
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
+
+from stretto.pipelining import BlockFailed, ScheduleDSP
+from tests.pipelining.processes import Pool
+from tests.pipelining.training import rows
+
+
+class BrokenError(RuntimeError):
+    pass
+
+
+class Failing(nn.Module):
+    """Raises in its call number `at`, counted from 0 and recomputes included."""
+
+    def __init__(self, layer: nn.Module, at: int | None, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+        self.layer = layer
+        self.at = at
+        self.num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        if self.num_calls - 1 == self.at:
+            raise self.error("the block broke")
+        return self.layer(x)
+
+
+class FailingSGD(torch.optim.SGD):
+    def step(self, closure: None = None) -> None:
+        raise BrokenError("the optimizer broke")
+
+
+def failing_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    raise BrokenError("the loss broke")
+
+
+def load(fails_at: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for n, pair in enumerate(rows(9)):
+        if n == fails_at:
+            raise BrokenError("the loader broke")
+        yield pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What fails, and when. All of it on rank `where`."""
+
+    where: int
+    call: int | None = None
+    loader: int | None = None
+    optimizer: bool = False
+    loss: bool = False
+    user: int | None = None
+    error: type[BaseException] = BrokenError
+
+
+def fail(rank: int, world: int, case: Case, mesh_shape: tuple[int, int] | None = None) -> Any:
+    """What is raised here, and again by the next call; whether threads are left."""
+    place, num_stages = (rank, world) if mesh_shape is None else (rank // mesh_shape[1], mesh_shape[0])
+    here = rank == case.where
+    layer = nn.Linear(*[(6, 8), (8, 8), (8, 4)][place]) if num_stages == 3 else nn.Linear(6, 6)
+    block = Failing(layer, case.call if here else None, case.error)
+    optimizer = (FailingSGD if here and case.optimizer else torch.optim.SGD)(block.parameters(), lr=0.1)
+    loss_fn = failing_loss if here and case.loss else functional.cross_entropy
+    mesh = None if mesh_shape is None else init_device_mesh("cpu", mesh_shape)
+    schedule = ScheduleDSP((block, place, num_stages), optimizer, loss_fn, p=1, mesh=mesh)
+    raised: list[BaseException] = []
+    try:
+        with schedule:
+            for n, (x, y) in enumerate(schedule.feed(load(case.loader if here else None))):
+                if here and n == case.user:
+                    raise case.error("the script broke")
+                schedule.step(x, target=y)
+                if n == 4:
+                    schedule.eval(x)
+            schedule.flush()
+    except BaseException as error:
+        raised.append(error)
+    finally:
+        dist.barrier()
+    try:
+        schedule.step(torch.ones(1, 6))
+    except BlockFailed as error:
+        raised.append(error)
+    for thread in threading.enumerate():
+        if "stretto" in thread.name:
+            thread.join(10)
+    left = [thread.name for thread in threading.enumerate() if "stretto" in thread.name]
+    first, second = raised
+    return (
+        type(first),
+        "\n".join(traceback.format_exception(first)),
+        getattr(first, "rank", None),
+        second.rank,
+        left,
+    )
+
+
+def check(found: list[Any], case: Case, cause: str) -> None:
+    for rank, (kind, text, of_first, of_second, left) in enumerate(found):
+        assert kind is (case.error if rank == case.where else BlockFailed), text
+        assert cause in text
+        assert of_first == (None if rank == case.where else case.where)
+        assert of_second == case.where
+        assert left == []
+    assert f"on rank {case.where}; the other ranks of the pipeline were told" in found[case.where][1]
+
+
+# m = 4, 2, 0; 9 batches; one evaluation after the batches 0 to 4
+CASES = {
+    "in the warm-up, first": (
+        Case(where=0, call=1),
+        "in block 0 of 3, batch 1, whose input was [4, 6] torch.float32",
+    ),
+    "in the warm-up, middle": (Case(where=1, call=0), "in block 1 of 3, batch 0"),
+    "in the first call, last": (Case(where=2, call=0), "in block 2 of 3, batch 0"),
+    "in a forward, first": (Case(where=0, call=7), "in block 0 of 3, batch 5"),
+    "in a recompute, first": (Case(where=0, call=5), "in block 0 of 3, batch 0"),
+    "in a recompute, middle": (Case(where=1, call=5), "in block 1 of 3, batch 1"),
+    "in a forward, last": (Case(where=2, call=7), "in block 2 of 3, batch 6"),
+    "in flush, first": (Case(where=0, call=18), "in block 0 of 3, batch 8"),
+    "in flush, middle": (Case(where=1, call=18), "in block 1 of 3, batch 8"),
+    "in eval, first": (Case(where=0, call=6), "the block broke"),
+    "in eval, middle": (Case(where=1, call=8), "the block broke"),
+    "in eval, last": (Case(where=2, call=5), "the block broke"),
+    "in the optimizer, first": (Case(where=0, optimizer=True), "the optimizer broke"),
+    "in the optimizer, middle": (Case(where=1, optimizer=True), "the optimizer broke"),
+    "in the optimizer, last": (Case(where=2, optimizer=True), "the optimizer broke"),
+    "in the loss": (Case(where=2, loss=True), "in block 2 of 3, batch 0"),
+    "in the loader's first batch": (Case(where=0, loader=0), "the loader broke"),
+    "in the loader": (Case(where=0, loader=6), "the loader broke"),
+    "in the script, first": (Case(where=0, user=5), "the script broke"),
+    "in the script, middle": (Case(where=1, user=5), "the script broke"),
+    "in the script, last": (Case(where=2, user=5), "the script broke"),
+    "sys.exit, first": (Case(where=0, call=7, error=SystemExit), "SystemExit: the block broke"),
+    "sys.exit, middle": (Case(where=1, call=7, error=SystemExit), "SystemExit: the block broke"),
+    "sys.exit, last": (Case(where=2, call=7, error=SystemExit), "SystemExit: the block broke"),
+    "Ctrl-C, last": (Case(where=2, call=7, error=KeyboardInterrupt), "KeyboardInterrupt: the block broke"),
+}
+
+
+@pytest.mark.parametrize(("case", "cause"), CASES.values(), ids=CASES.keys())
+def test_all_ranks_raise_before_a_barrier_that_the_script_ends_with(pool: Pool, case: Case, cause: str) -> None:
+    check(pool.run(fail, 3, case), case, cause)
+
+
+@pytest.mark.parametrize("where", range(4))
+def test_a_failure_reaches_all_replicas(pool: Pool, where: int) -> None:
+    case = Case(where=where, call=5)
+    check(pool.run(fail, 4, case, (2, 2)), case, "the block broke")
