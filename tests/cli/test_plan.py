@@ -154,9 +154,9 @@ def test_the_layers_are_measured_and_the_files_are_written(
 def test_what_cannot_be_planned_is_refused(net: Path, name: str, options: str, says: str) -> None:
     done = stretto_plan(f"{net}{name}", options)
     assert done.exit_code == 2
-    message = "".join(done.stderr.split("stretto plan: ")[1].split("\n"))
+    message = "".join(done.stderr.split("stretto plan: ")[1].split())  # lines break anywhere
     for part in says.split(".*"):
-        assert part in message
+        assert "".join(part.split()) in message
     assert done.stdout == ""
 
 
