@@ -143,6 +143,13 @@ def test_a_batch_begins_with_the_same_random_numbers_whatever_came_before() -> N
         assert not torch.equal(torch.rand(2), first)
 
 
+def test_weights_that_were_cast_before_an_update_are_not_used_after_it() -> None:
+    run = Run(options={"autocast": torch.bfloat16})
+    expected = simulated(run, 3)
+    with torch.autocast("cpu", torch.bfloat16):  # around the loop, which keeps what is cast inside
+        simulated(run, 3).check_is(expected)
+
+
 def test_an_update_uses_its_own_rate_on_every_block_however_late() -> None:
     used: dict[int, list[float]] = {}
 
