@@ -15,10 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from stretto.pipelining.block_state import State
 from stretto.pipelining.meeting import Agreed, Meeting, together
@@ -70,7 +66,7 @@ def read(folder: Path, index: int, replica: int, check: Callable[[State], None])
     listed = rest.pop("in_shards")
     try:
         tensors = _read_tensors(found, listed)
-    except (Exception, CheckpointException) as error:
+    except Exception as error:
         raise ValueError(f"the tensors of block {index} in {found} cannot be read: {error}") from error
     for name in listed["model"]:
         rest["model"][name] = tensors[_model_key(name)]
@@ -81,6 +77,8 @@ def read(folder: Path, index: int, replica: int, check: Callable[[State], None])
 
 
 def _write(folder: Path, temporary: Path, capture: Callable[[], list[State]], meeting: Meeting) -> None:
+    from stretto.pipelining.shards import ShardWriter  # noqa: PLC0415  (slow to import)
+
     halves: list[tuple[dict[str, Any], State]] = []
 
     def begin() -> None:
@@ -94,23 +92,13 @@ def _write(folder: Path, temporary: Path, capture: Callable[[], list[State]], me
     for tensors, _ in halves:
         shards["model"] |= tensors["model"]
         shards["optimizer"]["state"] |= tensors["optimizer"]
-    planner, writer = DefaultSavePlanner(), FileSystemWriter(temporary)
-
-    def plan() -> Any:
-        planner.set_up_planner(shards, is_coordinator=meeting.rank == 0)
-        writer.set_up_storage_writer(meeting.rank == 0)
-        return writer.prepare_local_plan(planner.create_local_plan())
-
-    global_plan, metadata = planner.create_global_plan(together(meeting, plan))
-    own_plan = planner.finish_plan(writer.prepare_global_plan(global_plan)[meeting.rank])
+    writer = ShardWriter(temporary, shards, meeting.rank)
+    plans = together(meeting, writer.plan)
 
     def write_out() -> tuple[Any, list[str]]:
-        written = writer.write_data(own_plan, planner)
-        written.wait()
-        files = [_write_file(temporary, rest) for _, rest in halves]
-        return written.value(), files
+        return writer.write(plans), [_write_file(temporary, rest) for _, rest in halves]
 
-    results, files = zip(*together(meeting, write_out), strict=True)
+    receipts, files = zip(*together(meeting, write_out), strict=True)
 
     def finish() -> None:
         if meeting.rank == 0:
@@ -118,7 +106,7 @@ def _write(folder: Path, temporary: Path, capture: Callable[[], list[State]], me
                 raise FileNotFoundError(
                     f"{temporary} lacks {missing}, which other processes wrote: expected a file system that all see"
                 )
-            writer.finish(metadata, list(results))
+            writer.finish(receipts)
             _replace(folder, temporary)
 
     together(meeting, finish)
@@ -167,24 +155,11 @@ def _optimizer_key(name: str, key: str) -> str:
 
 def _read_tensors(folder: Path, listed: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of one block, under the names they have in the shards."""
+    from stretto.pipelining.shards import read_tensors  # noqa: PLC0415  (slow to import)
+
     keys = [_model_key(name) for name in listed["model"]]
     keys += [_optimizer_key(name, key) for name, key in listed["optimizer"]]
-    if not keys:
-        return {}
-    reader, planner = FileSystemReader(folder), DefaultLoadPlanner()
-    metadata = reader.read_metadata()
-    tensors: dict[str, Any] = {}
-    for key in keys:
-        entry = metadata.state_dict_metadata.get(key)
-        if not isinstance(entry, TensorStorageMetadata):
-            raise ValueError(f"{_METADATA} has no tensor {key}")
-        tensors[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    planner.set_up_planner(tensors, metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    local_plan = reader.prepare_local_plan(planner.create_local_plan())
-    [plan] = reader.prepare_global_plan(planner.create_global_plan([local_plan]))
-    reader.read_data(planner.finish_plan(plan), planner).wait()
-    return tensors
+    return read_tensors(folder, keys)
 
 
 def _file_name(index: int, replica: int) -> str:

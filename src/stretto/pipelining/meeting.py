@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from stretto.pipelining.failure import BlockFailed
 
@@ -115,8 +114,8 @@ def together(meeting: Meeting, work: Callable[[], T]) -> list[T]:
         result = work()
     except BlockFailed:
         raise
-    except (Exception, CheckpointException) as error:
-        mine = error if isinstance(error, Exception) else RuntimeError(str(error))
+    except Exception as error:
+        mine = error
     kind = None if mine is None else next((kind for kind in _SHARED_KINDS if isinstance(mine, kind)), RuntimeError)
     heard = meeting.hear((kind, str(mine), result))
     for rank, (kind, text, _) in enumerate(heard):
