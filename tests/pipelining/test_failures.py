@@ -24,9 +24,8 @@ def test_a_killed_process_ends_all(where: int, barrier: tuple[str, ...]) -> None
     check(found, where, -9, "its process ended without a word, or the connection to it broke")
 
 
-@pytest.mark.parametrize("where", [0, 1, 2])
-def test_a_process_that_exits_in_a_block_ends_all(where: int) -> None:
-    check(by_hand("failing", 3, "exit", where), where, 3, "SystemExit: 3")
+def test_a_process_that_exits_in_a_block_ends_all() -> None:
+    check(by_hand("failing", 3, "exit", 1), 1, 3, "SystemExit: 3")
 
 
 @BARRIER

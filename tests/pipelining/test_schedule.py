@@ -19,6 +19,7 @@ from tests.pipelining.training import (
     joined,
     nadam,
     part,
+    plain,
     rows,
     sgd,
     simulated,
@@ -68,6 +69,10 @@ def test_four_processes_compute_what_the_simulator_does(pool: Pool, run: Run) ->
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4])
 def test_fifty_steps_with_pauses_are_the_simulators(pool: Pool, num_blocks: int) -> None:
     check(pool, Run(epochs=[rows(50)], delay_s=0.003, options={"p": 1, "seed": 9}), num_blocks)
+
+
+def test_one_block_needs_no_other_process_and_is_plain_training() -> None:
+    joined([part(0, 1, Run())]).check_is(plain(Run(), 1))
 
 
 @st.composite
