@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     "name",
     [
         *[
+            "accuracy",
             "advice",
             "auto_factor",
             "both",
