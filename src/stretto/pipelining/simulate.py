@@ -92,7 +92,7 @@ class Simulation(Checkpointed):
             yield pair_of(item)
 
     def step(self, x: Any, target: Any = None) -> torch.Tensor:
-        """Train on the next batch, and return its loss (detached), or with A micro-batches a group its own loss."""
+        """Train on the next batch, a micro-batch if `accumulate` > 1, and return its loss, detached."""
         with batch_rng(self._options.seed, self.num_batches):
             batch = enter(self.num_batches, x, target)
         for block in self.blocks:
