@@ -1,9 +1,11 @@
 """What fails in one process is raised in all, wherever it fails; in processes that live on."""
 
+import gc
 import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.nn import functional
 
 from stretto.pipelining import BlockFailed, ScheduleDSP
 from tests.pipelining.processes import Pool
+from tests.pipelining.test_checkpoint_processes import failing_instead_of_saving
 from tests.pipelining.training import rows
 
 
@@ -162,3 +165,12 @@ def test_all_ranks_raise_before_a_barrier_that_the_script_ends_with(pool: Pool, 
 def test_a_failure_reaches_all_replicas(pool: Pool, where: int) -> None:
     case = Case(where=where, call=5)
     check(pool.run(fail, 4, case, (2, 2)), case, "the block broke")
+
+
+def collect_garbage(rank: int, world: int) -> None:
+    gc.collect()
+
+
+def test_a_group_that_waited_for_a_failed_process_can_be_given_up(pool: Pool, tmp_path: Path) -> None:
+    pool.outcomes(failing_instead_of_saving, 3, tmp_path / "last")
+    pool.run(collect_garbage, 2, timeout_s=20)

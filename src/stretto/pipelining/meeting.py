@@ -20,6 +20,8 @@ T = TypeVar("T")
 _POLL_S = 0.5
 _LAST_WORDS_S = 1.0
 """How long after a connection broke the news is awaited that says which process failed."""
+_abandoned: list[Any] = []
+"""Groups in which an operation waits for a process that will not come."""
 _SHARED_KINDS = (FileNotFoundError, FileExistsError, TypeError, ValueError)
 """Errors that are raised as what they are in the processes where they did not arise."""
 
@@ -45,6 +47,9 @@ class Meeting(Protocol):
     def refuse(self, error: Exception) -> Exception:
         """What to raise for an `error` that all raise."""
 
+    def close(self) -> None:
+        """Leave the others."""
+
 
 class Alone:
     """A run of one process."""
@@ -59,6 +64,9 @@ class Alone:
         """The error itself."""
         return error
 
+    def close(self) -> None:
+        """Nobody waits."""
+
 
 class Together:
     """A run of the processes `ranks`, in a group of its own. Making one is collective.
@@ -69,7 +77,18 @@ class Together:
     def __init__(self, ranks: Sequence[int], timeout: timedelta, check: Callable[[], None]) -> None:
         self._group: Any = dist.new_group(list(ranks), timeout, "gloo", use_local_synchronization=True)
         self._check = check
+        self._is_waiting = False
         self.rank: int = self._group.rank()
+
+    def close(self) -> None:
+        """Leave the others: whoever waits for this process is told so by the end of the connection."""
+        if self._group is None:
+            return
+        if self._is_waiting:  # the end of a group would wait for what is under way in it
+            _abandoned.append(self._group)
+        else:
+            dist.destroy_process_group(self._group)
+        self._group = None  # only the last reference closes the connections
 
     def hear(self, value: Any) -> list[Any]:
         """The `value` of each process by rank; it is pickled. Raises BlockFailed if a process failed."""
@@ -91,9 +110,11 @@ class Together:
 
     def _wait(self, work: Any) -> None:
         arrived = threading.Event()
+        self._is_waiting = True
         work.get_future().add_done_callback(lambda _: arrived.set())
         while not arrived.wait(_POLL_S):
             self._check()
+        self._is_waiting = False
         try:
             work.wait()
         except RuntimeError as error:

@@ -366,6 +366,7 @@ class ScheduleDSP(Checkpointed):
             error.add_note(f"on rank {self._rank}; the other ranks of the pipeline were told")
         for inbox in self._inboxes:  # a neighbour answers, which shows that it has heard
             inbox.join(_LAST_WORDS_S)
+        self._meeting.close()
         if self._replicas is not None:
             self._replicas.close()
 
