@@ -24,7 +24,7 @@ from accuracy_data import load
 from accuracy_methods import MAX_RATES, RATE_SEED, Plan, Row, full_plans, map_conditions, quick_plans
 from accuracy_report import METHODS, SHORT_RUNS_PAY_MOST, Interval, draw_map, paired_difference, reference_of, table
 from accuracy_runs import Condition, Run, Store, run
-from harness import Report, Spread, write_table
+from harness import Report, Spread
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).parents[1]
@@ -196,15 +196,13 @@ def main() -> None:
             for child in multiprocessing.active_children():
                 child.kill()
             raise
+    text = "\n\n".join(tables)
+    print(text)
     if not arguments.only or arguments.out is not None:
-        report.finish()
-    print("\n\n".join(tables))
-    if arguments.quick or arguments.only or arguments.out is not None:
-        return
-    scores = {place: study.runs([condition])[0].score for place, condition in on_map.items()}
-    (ROOT / "docs/staleness_map.svg").write_text(draw_map(scores))
-    if (ROOT / "docs/pipelining.md").exists():
-        write_table("docs/pipelining.md", "accuracy", "\n\n".join(tables))
+        report.finish(text, "docs/pipelining.md")
+    if not (arguments.quick or arguments.only or arguments.out is not None):
+        scores = {place: study.runs([condition])[0].score for place, condition in on_map.items()}
+        (ROOT / "docs/staleness_map.svg").write_text(draw_map(scores))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Report, Spread, parse_arguments, ratio, take_turns, write_table
+from harness import Report, Spread, parse_arguments, ratio, take_turns
 from pipeline_common import (
     Batch,
     Crew,
@@ -176,13 +176,11 @@ def main() -> None:
     with Crew(K) as crew:
         report = Report("both", arguments)
         rows = compare(report, crew, depth, batch_size, num_steps, warmup)
-    report.finish()
-    if not arguments.quick:
-        head = [
-            "| cure | updates a second | relative to neither | AU % | uses of an example |",
-            "|---|---|---|---|---|",
-        ]
-        write_table("docs/pipelining.md", "both", "\n".join(head + rows))
+    head = [
+        "| cure | updates a second | relative to neither | AU % | uses of an example |",
+        "|---|---|---|---|---|",
+    ]
+    report.finish("\n".join(head + rows), "docs/pipelining.md")
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ class Report:
         """Print a remark."""
         print(f"  {line}", flush=True)
 
-    def finish(self) -> None:
-        """Write the record to --out, or to results/<name>.json unless --quick."""
+    def finish(self, table: str = "", page: str = "") -> None:
+        """Write the record to --out, or to results/<name>.json unless --quick, and then its `table` into a `page`."""
         load = os.getloadavg()
         print(f"  load average over a minute: {self.load_before[0]:.2f} before, {load[0]:.2f} after")
         out: Path | None = self.arguments.out
@@ -132,9 +132,12 @@ class Report:
             "load_before": self.load_before,
             "load_after": load,
             "results": self.results,
+            **({"table": table} if table else {}),
         }
         out.write_text(json.dumps(record, indent=2) + "\n")
         print(f"  wrote {out}")
+        if table and self.arguments.out is None:
+            write_table(page, self.name, table)
 
 
 def write_table(page: str, benchmark: str, table: str) -> None:

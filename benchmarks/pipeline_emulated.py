@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness import Report, Spread, parse_arguments, ratio, take_turns, write_table
+from harness import Report, Spread, parse_arguments, ratio, take_turns
 from pipeline_common import Crew, State, Trainer, Way, seconds_per_step, synchronous_ways
 from torch import nn
 
@@ -242,22 +242,19 @@ def main() -> None:
             for setting in settings[: 1 if quick else None] if num_blocks == 4 else ():
                 counts = (4,) if quick else (2, 4, 8, 16)
                 taken[setting] = against_synchronous(report, crew, setting, counts, num_steps)
-    report.finish()
-    if not quick:
-        model_head = [
-            "| K | m | hop | speed-up, event model | measured | throughput of the model's |",
-            "|---|---|---|---|---|---|",
-        ]
-        head = [
-            f"| K = 4, ms a batch | {' | '.join(map(str, taken))} |",
-            f"|---|{'---|' * len(taken)}",
-        ]
-        rows = [
-            f"| {name} | {' | '.join(str(of_ways[name]) for of_ways in taken.values())} |"
-            for name in next(iter(taken.values()))
-        ]
-        table = "\n".join([*model_head, *model_rows, "", *head, *rows])
-        write_table("docs/pipelining.md", "pipeline_emulated", table)
+    model_head = [
+        "| K | m | hop | speed-up, event model | measured | throughput of the model's |",
+        "|---|---|---|---|---|---|",
+    ]
+    head = [
+        f"| K = 4, ms a batch | {' | '.join(map(str, taken))} |",
+        f"|---|{'---|' * len(taken)}",
+    ]
+    rows = [
+        f"| {name} | {' | '.join(str(of_ways[name]) for of_ways in taken.values())} |"
+        for name in next(iter(taken.values()))
+    ]
+    report.finish("\n".join([*model_head, *model_rows, "", *head, *rows]), "docs/pipelining.md")
 
 
 if __name__ == "__main__":

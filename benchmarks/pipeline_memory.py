@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Report, Spread, parse_arguments, write_table
+from harness import Report, Spread, parse_arguments
 from pipeline_common import Crew, State, Trainer, Way, cut, resnet
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -145,10 +145,8 @@ def main() -> None:
     report = Report("pipeline_memory", arguments)
     depth, batch_size, numbers = (14, 8, (2,)) if arguments.quick else (32, 64, range(2, 9))
     rows = [row for num_blocks in numbers for row in compare(report, num_blocks, depth, batch_size)]
-    report.finish()
-    if not arguments.quick:
-        head = ["| K | way to train | MiB in each block, counted | measured |", "|---|---|---|---|"]
-        write_table("docs/pipelining.md", "pipeline_memory", "\n".join(head + rows))
+    head = ["| K | way to train | MiB in each block, counted | measured |", "|---|---|---|---|"]
+    report.finish("\n".join(head + rows), "docs/pipelining.md")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import cycle, islice
 
 import torch
-from harness import Report, Spread, parse_arguments, ratio, take_turns, write_table
+from harness import Report, Spread, parse_arguments, ratio, take_turns
 from pipeline_common import (
     Batch,
     ContiguousBoundaries,
@@ -167,13 +167,11 @@ def main() -> None:
     with Crew(K) as crew:
         report = Report("pipeline_speed", arguments)
         rows = [row for batch_size in settings.batch_sizes for row in compare(report, crew, batch_size, settings)]
-    report.finish()
-    if not arguments.quick:
-        head = [
-            "| batch | way to train | layers in each block | ms a step | steps a second, relative to split |",
-            "|---|---|---|---|---|",
-        ]
-        write_table("docs/pipelining.md", "pipeline_speed", "\n".join(head + rows))
+    head = [
+        "| batch | way to train | layers in each block | ms a step | steps a second, relative to split |",
+        "|---|---|---|---|---|",
+    ]
+    report.finish("\n".join(head + rows), "docs/pipelining.md")
 
 
 if __name__ == "__main__":

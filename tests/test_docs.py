@@ -31,6 +31,15 @@ def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
         assert line in readme
 
 
+@pytest.mark.parametrize(
+    "benchmark", ["accuracy", "both", "pipeline_emulated", "pipeline_memory", "pipeline_speed"]
+)
+def test_the_tables_in_the_guide_to_pipelining_are_those_of_the_records(benchmark: str) -> None:
+    table = json.loads((ROOT / f"benchmarks/results/{benchmark}.json").read_text())["table"]
+    page = (ROOT / "docs/pipelining.md").read_text()
+    assert f"<!-- made by benchmarks/{benchmark}.py -->\n{table}\n<!-- end -->" in page
+
+
 @pytest.mark.parametrize("benchmark", ["jpeg", "fresh_examples", "advice", "meter"])
 def test_the_tables_in_the_guide_are_those_that_the_benchmarks_wrote(
     benchmark: str, monkeypatch: pytest.MonkeyPatch
