@@ -203,7 +203,7 @@ TRAINED: dict[str, tuple[Any, Any, Any, list[str]]] = {
         rows(3),
         ["gave a tensor of shape (4,) as the loss"],
     ),
-    "no loss": (USUAL, None, rows(3), ["the last block gave a tensor of shape (4, 4) as the loss"]),
+    "no loss": (USUAL, None, rows(3), ["the last block (loss_fn=None) gave a tensor of shape (4, 4) as the loss"]),
     "sparse": (
         partial(linear, Sparse()),
         CROSS,

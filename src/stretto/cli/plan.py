@@ -67,7 +67,7 @@ def plan(
 
         path, _, name = source.partition(":")
         file, name = Path(path), name or "model"
-        model, sample = _load(file, name)
+        model, sample, made = _load(file, name)
         staleness = None if m is None else _staleness(m, devices)
         with progress.status("Measuring the layers ..."):
             if not progress.is_terminal:
@@ -82,7 +82,7 @@ def plan(
                 optimizer=make_optimizer,
             )
         if str(json_file) != "-":
-            _show(found, _next_step(found, file, name, optimizer))
+            _show(found, _next_step(found, file, name, made, optimizer), has_batch_norm=_has_batch_norm(model))
         if json_file is not None:
             write_json(_to_plain(found), json_file)
         if svg_file is not None:
@@ -92,8 +92,8 @@ def plan(
         fail("plan", error, 2)
 
 
-def _load(file: Path, name: str) -> tuple[Any, Any]:
-    """The model and the sample of a file, made if they are functions.
+def _load(file: Path, name: str) -> tuple[Any, Any, str]:
+    """The model and the sample of a file, made if they are functions, and how the model was got.
 
     Raises ValueError where one is missing, RuntimeError where the file or a function fails.
     """
@@ -110,7 +110,15 @@ def _load(file: Path, name: str) -> tuple[Any, Any]:
         value = names[wanted]
         is_function = callable(value) and not isinstance(value, nn.Module)
         found.append(_try(f"{wanted}() of {file} fails", value) if is_function else value)
-    return found[0], found[1]
+    return found[0], found[1], name if names[name] is found[0] else f"{name}()"
+
+
+def _has_batch_norm(model: Any) -> bool:
+    from torch import nn
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    parts = model if isinstance(model, list | tuple) else [model]
+    return any(isinstance(part, _BatchNorm) for part in nn.ModuleList(parts).modules())
 
 
 def _try(what: str, call: Callable[[], Any]) -> Any:
@@ -151,7 +159,7 @@ def _verdict(found: "Plan") -> str:
     )
 
 
-def _show(found: "Plan", next_step: str) -> None:
+def _show(found: "Plan", next_step: str, *, has_batch_norm: bool) -> None:
     from stretto.pipelining.drawing import schedule_text
 
     terminal = console(sys.stdout)
@@ -164,6 +172,8 @@ def _show(found: "Plan", next_step: str) -> None:
     terminal.print(Text(quickest))
     if found.staleness.m[0] and not found.gains:
         advice = "It is as quick or quicker, and trains as one device does: take it if your batches can be split."
+        if has_batch_norm:
+            advice += " Your batch norm would see one micro-batch at a time."
         terminal.print(Text(advice, style="yellow"))
     for table in (_blocks(found), _memory(found), _ways(found)):
         terminal.print()
@@ -231,27 +241,31 @@ def _ways(found: "Plan") -> Table:
     return table
 
 
-def _next_step(found: "Plan", file: Path, name: str, optimizer: str) -> str:
+def _next_step(found: "Plan", file: Path, name: str, made: str, optimizer: str) -> str:
     if found.staleness.K == 1:
         return "Next: plan for two devices or more."
     if found.staleness.m[0] == 0:
         return "Next: split the largest layer into several, or train on fewer devices."
     num_blocks, spec = len(found.blocks), found.staleness
     layers = tuple(block.num_layers for block in found.blocks)
-    stashed = ', backward_params="stashed"' * (spec.backward_params == "stashed")
     kind, settings = _OPTIMIZERS[optimizer]
     arguments = ", ".join(f"{key}={value}" for key, value in settings.items())
-    return f"""Next, in a script under torchrun --nproc-per-node {num_blocks}, with {name} from {file}:
+    return f"""Next, in a script under torchrun --nproc-per-node {num_blocks}, with your loss_fn and loader:
 
+    import torch
+    import torch.distributed as dist
+    from {file.stem} import {name}
     from stretto.pipelining import ScheduleDSP, partition
 
-    rank = torch.distributed.get_rank()
-    block = partition({name}, {num_blocks}, by={layers})[rank]
+    dist.init_process_group()
+    torch.manual_seed(0)  # the same model everywhere
+    rank = dist.get_rank()
+    block = partition({made}, {num_blocks}, by={layers})[rank]
     optimizer = torch.optim.{kind}(block.parameters(), {arguments})
-    schedule = ScheduleDSP((block, rank, {num_blocks}), optimizer, loss_fn, p={spec.p}, m={spec.m}{stashed})
-    for x, y in schedule.feed(loader):
-        schedule.step(x, target=y)
-    schedule.flush()"""
+    with ScheduleDSP((block, rank, {num_blocks}), optimizer, loss_fn, m="{spec}") as schedule:
+        for x, y in schedule.feed(loader):
+            schedule.step(x, target=y)
+        schedule.flush()"""
 
 
 def _to_plain(found: "Plan") -> Any:

@@ -118,7 +118,8 @@ class EchoLoader:
         if not self._stream.has_begun and rank_and_world_size()[1] > 1 and is_unsharded(self._loader):
             warnings.warn(
                 f"there are {rank_and_world_size()[1]} ranks, but the wrapped loader's sampler is not sharded: "
-                "every rank reads all the data. Use a DistributedSampler",
+                "every rank reads all the data. Use a DistributedSampler, unless only this rank reads (as block 0 "
+                "of a split model does)",
                 stacklevel=2,
             )
         if self._is_resuming:

@@ -7,23 +7,23 @@
 The simulator runs K of these in turn and `ScheduleDSP` one in each process, which is why both give the same bits.
 """
 
-import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
+from stretto.pipelining.checks import check_optimizer, describe_value
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Options, accepts
 from stretto.pipelining.passes import Graph, in_mode, release, run_and_watch, track, trains_always
-from stretto.pipelining.repairs import check_can_predict, predict_weights
+from stretto.pipelining.repairs import predict_weights
 from stretto.pipelining.rng import RngState, get_state, set_state
-from stretto.tree import describe, flatten
+from stretto.tree import flatten
 
 Gradients = list[torch.Tensor | None]
 """One for each leaf of what a block got as its input, None where nothing flows back."""
@@ -115,7 +115,7 @@ class Block:
         self._average = average
         self._writes_to_input: bool | None = None
         self._copies: tuple[int, dict[str, torch.Tensor]] | None = None
-        self._check_optimizer()
+        check_optimizer(self)
 
     @property
     def is_due(self) -> bool:
@@ -340,46 +340,3 @@ class Block:
                 f"block {self.index}: the output of batch {flight.n} had {len(gradients)} leaves at first and "
                 f"has {len(flight.graph.outputs)} in the recompute: its structure must depend on the input alone"
             )
-
-    def _check_optimizer(self) -> None:
-        if self.optimizer is None:
-            if self.trained():
-                raise ValueError(
-                    f"block {self.index} has parameters to train and no optimizer: give it one, or set "
-                    "requires_grad=False"
-                )
-            return
-        own = {id(weight) for weight in self.weights.values()}
-        given = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        if foreign := [parameter for parameter in given if id(parameter) not in own]:
-            raise ValueError(
-                f"the optimizer of block {self.index} holds {len(foreign)} of {len(given)} parameters that are not "
-                f"in the block, the first of shape {tuple(foreign[0].shape)}: every block has its own optimizer"
-            )
-        scheduled = getattr(self.lr_scheduler, "optimizer", self.optimizer)
-        if scheduled is not self.optimizer:
-            raise ValueError(
-                f"the lr_scheduler of block {self.index} belongs to another optimizer: make it from the block's own"
-            )
-        if self.options.repairs.predict and self.m > 0:
-            check_can_predict(self.optimizer)
-
-
-def advise_nesterov(blocks: Sequence[Block]) -> None:
-    """Warn if a stale block trains with SGD's momentum in its less tolerant form."""
-    stale = [block.optimizer for block in blocks if block.m > 0 and isinstance(block.optimizer, SGD)]
-    if any(group["momentum"] > 0 and not group["nesterov"] for sgd in stale for group in sgd.param_groups):
-        warnings.warn(
-            "a block with m > 0 trains with SGD and momentum: nesterov=True tolerates staleness better "
-            "(the guide has the figures)",
-            stacklevel=3,
-        )
-
-
-def describe_value(value: Any) -> str:
-    """Shapes and types of what a block got, for a message."""
-    leaves, structure = flatten(value)
-    shapes = [
-        f"{list(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf)[:20] for leaf in leaves
-    ]
-    return f"{describe(structure.build(shapes)) if len(shapes) != 1 else ''} {', '.join(shapes)}".strip()

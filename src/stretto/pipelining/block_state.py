@@ -99,7 +99,8 @@ def check_weights(own: Mapping[str, Any], given: Mapping[str, Any], block: Block
     if own.keys() != given.keys():
         raise ValueError(
             f"the weights of block {block.index} do not fit: missing {sorted(own.keys() - given.keys())}, "
-            f"unexpected {sorted(given.keys() - own.keys())}"
+            f"unexpected {sorted(given.keys() - own.keys())}. Was the model cut elsewhere? partition(by=(...)), "
+            "with the numbers of layers, cuts as before"
         )
     for name, mine in own.items():
         found = getattr(given[name], "shape", None)

@@ -37,7 +37,7 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
         raise TypeError(
             f"the model is {kind}: expected an nn.Sequential, or a list of modules that run one after the other. "
             "Another model can be split by torch.distributed.pipelining.pipeline(model, mb_args=..., "
-            "split_spec=...), whose result is taken here too"
+            "split_spec=...), whose result partition() takes as it is"
         )
     if not _is_bare(model):
         raise ValueError(

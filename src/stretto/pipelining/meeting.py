@@ -7,21 +7,18 @@ elsewhere, or dies, ends the wait of the others.
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from stretto.pipelining.failure import BlockFailed
+from stretto.pipelining.groups import Group
 
 T = TypeVar("T")
 _POLL_S = 0.5
 _LAST_WORDS_S = 1.0
 """How long after a connection broke the news is awaited that says which process failed."""
-_abandoned: list[Any] = []
-"""Groups in which an operation waits for a process that will not come."""
 _SHARED_KINDS = (FileNotFoundError, FileExistsError, TypeError, ValueError)
 """Errors that are raised as what they are in the processes where they did not arise."""
 
@@ -69,38 +66,29 @@ class Alone:
 
 
 class Together:
-    """A run of the processes `ranks`, in a group of its own. Making one is collective.
+    """A run of the processes of a group.
 
     `check()` is called while others are awaited; it raises what is known of a failure.
     """
 
-    def __init__(self, ranks: Sequence[int], timeout: timedelta, check: Callable[[], None]) -> None:
-        self._group: Any = dist.new_group(list(ranks), timeout, "gloo", use_local_synchronization=True)
+    def __init__(self, group: Group, check: Callable[[], None]) -> None:
+        self._group = group
         self._check = check
-        self._is_waiting = False
-        self.rank: int = self._group.rank()
+        self.rank = group.rank
 
     def close(self) -> None:
         """Leave the others: whoever waits for this process is told so by the end of the connection."""
-        if self._group is None:
-            return
-        if self._is_waiting:  # the end of a group would wait for what is under way in it
-            _abandoned.append(self._group)
-        else:
-            dist.destroy_process_group(self._group)
-        self._group = None  # only the last reference closes the connections
+        self._group.close()
 
     def hear(self, value: Any) -> list[Any]:
         """The `value` of each process by rank; it is pickled. Raises BlockFailed if a process failed."""
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self._group.size())]
-        self._wait(self._group.allgather([sizes], [torch.tensor([own.numel()])]))
+        sizes, gathering = self._group.all_gather(torch.tensor([own.numel()]))
+        self._wait(gathering)
         heard = []
         for sender, size in enumerate(sizes):
-            options = dist.BroadcastOptions()
-            options.rootRank = sender
             told = own if sender == self.rank else torch.empty(int(size), dtype=torch.uint8)
-            self._wait(self._group.broadcast([told], options))
+            self._wait(self._group.broadcast(told, sender))
             heard.append(pickle.loads(told.numpy().data))
         return heard
 
@@ -110,11 +98,11 @@ class Together:
 
     def _wait(self, work: Any) -> None:
         arrived = threading.Event()
-        self._is_waiting = True
+        self._group.is_waiting = True
         work.get_future().add_done_callback(lambda _: arrived.set())
         while not arrived.wait(_POLL_S):
             self._check()
-        self._is_waiting = False
+        self._group.is_waiting = False
         try:
             work.wait()
         except RuntimeError as error:

@@ -43,6 +43,12 @@ class Options:
                 "autocast to torch.float16 needs a scaled loss, which the blocks of a pipeline do not share: "
                 "use torch.bfloat16"
             )
+        if not isinstance(self.repairs, Repairs):
+            raise TypeError(f"repairs={self.repairs!r}: expected a Repairs, such as Repairs(predict=True)")
+        if isinstance(self.loss_fn, type):
+            raise TypeError(
+                f"loss_fn={self.loss_fn.__name__}: expected a function, such as {self.loss_fn.__name__}()"
+            )
         if self.loss_fn is not None and not callable(self.loss_fn):
             raise TypeError(f"loss_fn={self.loss_fn!r}: expected a function of (output, target), or None")
 
@@ -85,7 +91,7 @@ class Options:
             loss = self.loss_fn(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
-            source = "the last block" if self.loss_fn is None else f"loss_fn={self.loss_fn!r}"
+            source = "the last block (loss_fn=None)" if self.loss_fn is None else f"loss_fn={self.loss_fn!r}"
             raise TypeError(f"{source} gave {what} as the loss: expected a tensor with one element")
         return loss
 

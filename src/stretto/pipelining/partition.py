@@ -7,7 +7,7 @@ would give it. With few blocks the cut is worth as much as the rest of the sched
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from stretto.pipelining.events import BlockTimes, recomputes
 from stretto.pipelining.layers import Layer, build_block, check_not_tied, layers_of
 from stretto.pipelining.measure import measure_times
 from stretto.pipelining.names import keep_names
-from stretto.pipelining.spec import Staleness
+from stretto.pipelining.spec import PerBlock, Staleness
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import Pipe
@@ -32,7 +32,7 @@ def partition(
     *,
     by: By | Sequence[int] = "time",
     sample: Any = None,
-    staleness: Staleness | None = None,
+    staleness: PerBlock | Staleness | str | None = None,
 ) -> list[nn.Module]:
     """Cut `model` into `num_stages` blocks that run one after the other, the slowest as fast as can be.
 
@@ -46,7 +46,8 @@ def partition(
         by: "time" measures each layer's forward and backward on copies, "parameters" counts theirs, "uniform"
             counts layers; or the number of layers of each block, such as (6, 8), as `stretto plan` prints it.
         sample: a batch as the model gets it, for "time".
-        staleness: what the blocks will run with; decides which of them recompute, for "time". Default: m_k = K-1-k.
+        staleness: the m that the blocks will run with, as `Staleness.of` reads it; decides which of them recompute,
+            for "time". Default: m_k = K-1-k.
 
     Where torch.distributed is initialised, "time" is collective: process 0 measures and all cut alike.
 
@@ -62,8 +63,14 @@ def partition(
     layers = layers_of(model)
     check_number(num_stages, layers)
     if isinstance(by, str):
+        if by not in get_args(By):
+            raise ValueError(
+                f"by={by!r}: expected {', '.join(get_args(By))}, or the number of layers of each block"
+            )
         bounds = _measured_cut(layers, num_stages, sample, staleness) if by == "time" else None
         return build_blocks(layers, bounds or best_cut([count_costs(layers, by)] * num_stages))
+    if not isinstance(by, tuple | list):
+        raise TypeError(f"by={by!r}: expected {', '.join(get_args(By))}, or the number of layers of each block")
     if len(by) != num_stages or sum(by) != len(layers) or min(by) < 1:
         raise ValueError(
             f"by={tuple(by)}: expected the number of layers of each of {num_stages} blocks, {len(layers)} in all"
@@ -151,14 +158,12 @@ def _solve(
 
 
 def _measured_cut(
-    layers: Sequence[Layer], num_stages: int, sample: Any, staleness: Staleness | None
+    layers: Sequence[Layer], num_stages: int, sample: Any, staleness: PerBlock | Staleness | str | None
 ) -> list[tuple[int, int]]:
     """The best cut by measured times, the same in all processes."""
     if sample is None:
         raise ValueError('by="time" measures the layers and needs a batch: give sample=, or by="parameters"')
-    spec = staleness or Staleness.of(num_stages)
-    if num_stages != spec.K:
-        raise ValueError(f"staleness={spec} is for {spec.K} blocks: expected {num_stages}")
+    spec = Staleness.of(num_stages, m=staleness)
 
     def measure() -> list[tuple[int, int]]:
         return best_cut(time_costs(measure_layers(layers, sample), spec))

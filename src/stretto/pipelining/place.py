@@ -80,7 +80,8 @@ def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | N
         )
     if (own := ranks.index(dist.get_rank())) != index:
         raise ValueError(
-            f"stage {index} on process {own} of the pipeline (ranks {ranks}): expected stage {own} there"
+            f"stage {index} on process {own} of the pipeline (ranks {ranks}): expected stage {own} there, "
+            "mesh.get_local_rank(0) where there is a mesh"
         )
     return Place(module, index, num_stages, ranks, replicas if len(replicas) > 1 else None)
 

@@ -5,45 +5,43 @@ names and broadcast the buffers in the forward.
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from stretto.pipelining.failure import BlockFailed, FailureBoard
+from stretto.pipelining.groups import Group
 
-_FOREVER = timedelta(days=365)
 _NEWS_S = 2.0
 """How long after a connection broke the news is awaited that says which process failed."""
 
 
 class Replicas:
-    """The processes `ranks` that hold copies of one block, in a group of their own. Making one is collective.
+    """The processes of a `group`, which hold copies of one block.
 
     A replica whose pipeline failed never comes to the all-reduce: it must call `close`, which ends the others' wait
     with BlockFailed.
     """
 
-    def __init__(self, ranks: Sequence[int], device: torch.device, board: FailureBoard) -> None:
-        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-        self._group: Any = dist.new_group(list(ranks), _FOREVER, backend, use_local_synchronization=True)
-        self.size: int = self._group.size()
-        self.rank: int = self._group.rank()
-        self._other = next(rank for at, rank in enumerate(ranks) if at != self.rank)
+    def __init__(self, group: Group, board: FailureBoard) -> None:
+        self._group = group
+        self.size = group.size
+        self.rank = group.rank
+        self._other = next(rank for at, rank in enumerate(group.ranks) if at != self.rank)
         self._board = board
 
     def close(self) -> None:
         """Leave the others. A process that waits for this one is told so by the end of the connection."""
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None  # only the last reference closes the connections
+        self._group.close()
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give all replicas the values that the first has, as models made with different seeds differ."""
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), group=self._group, group_src=0)
+            first = tensor.detach().contiguous()
+            self._group.broadcast(first, 0).wait()
+            tensor.detach().copy_(first)
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their mean over the replicas, exactly alike in all of them.
@@ -69,10 +67,8 @@ class Replicas:
         return bool(votes.item())
 
     def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
-        options = dist.AllreduceOptions()
-        options.reduceOp = operation
         try:
-            self._group.allreduce([tensor], options).wait()
+            self._group.all_reduce(tensor, operation).wait()
         except RuntimeError as error:
             raise self._explain(error) from error
 

@@ -12,9 +12,8 @@ import atexit
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,22 +22,21 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from stretto.pipelining.block import Batch, Block, Gradients, advise_nesterov, enter, pair_of
+from stretto.pipelining.block import Batch, Block, Gradients, enter, pair_of
 from stretto.pipelining.checkpoint import Checkpointed
+from stretto.pipelining.checks import advise_nesterov
 from stretto.pipelining.failure import BlockFailed, FailureBoard, failure_of
-from stretto.pipelining.meeting import Agreed, Alone, Together
+from stretto.pipelining.groups import Group, world_store
+from stretto.pipelining.meeting import Agreed, Alone, Meeting, Together
+from stretto.pipelining.neighbours import Neighbours
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
-from stretto.pipelining.place import Place, Stage, agree, find_place, group_of_all
+from stretto.pipelining.place import Stage, agree, find_place, group_of_all
 from stretto.pipelining.repairs import Repairs
 from stretto.pipelining.replicas import Replicas
 from stretto.pipelining.rng import batch_rng
 from stretto.pipelining.spec import BackwardParams, PerBlock, Staleness
-from stretto.pipelining.transport import Inbox, Kind, Message, Outbox
+from stretto.pipelining.transport import Kind, Message
 
-_LAST_WORDS_S = 5.0
-"""How long a process that fails or leaves early waits for its neighbours' threads to hear of it."""
-_FOREVER = timedelta(days=365)
-"""Blocks wait for loaders, validation and debuggers as long as it takes: failures are told, not timed."""
 _instances = itertools.count()
 
 
@@ -70,7 +68,7 @@ class ScheduleDSP(Checkpointed):
         loss_fn: LossFn | None = None,
         *,
         p: PerBlock | None = None,
-        m: PerBlock | Staleness | None = None,
+        m: PerBlock | Staleness | str | None = None,
         backward_params: BackwardParams | None = None,
         accumulate: int = 1,
         lr_scheduler: Any = None,
@@ -99,7 +97,7 @@ class ScheduleDSP(Checkpointed):
             problem = error
         settings = {} if options is None else options.shared()
         self._rank = dist.get_rank() if dist.is_initialized() else 0
-        name = agree(problem, place, settings, all_processes, f"stretto_failed_{self._rank}_{next(_instances)}")
+        name = agree(problem, place, settings, all_processes, f"stretto_{self._rank}_{next(_instances)}")
         assert place is not None
         assert options is not None
         self.spec = options.spec
@@ -111,14 +109,18 @@ class ScheduleDSP(Checkpointed):
         """Whether this block has begun to train and is not flushed."""
         self._feed_is_open = False
         """Whether a batch may still come, so that the END is not sent or seen yet."""
-        self._board = FailureBoard(_store(), name, self._rank)
+        self._board = FailureBoard(world_store(), name, self._rank)
         self._replicas: Replicas | None = None
         if place.replicas is not None:
-            self._replicas = Replicas(place.replicas, self.block.device, self._board)
+            group_of_replicas = Group(f"{name}_replicas", place.replicas, self.block.device)
+            self._replicas = Replicas(group_of_replicas, self._board)
             self._replicas.copy_first(self.block.held())
-        self._connect(place)
+        self._near = Neighbours(name, place, self.spec, self.block, self._board)
         everyone = place.ranks if mesh is None else mesh.mesh.flatten().tolist()
-        self._meeting = Together(everyone, _FOREVER, self._check) if len(everyone) > 1 else Alone()
+        self._meeting: Meeting = Alone()
+        if len(everyone) > 1:
+            host = torch.device("cpu")
+            self._meeting = Together(Group(f"{name}_meeting", everyone, host), self._near.check)
         advise_nesterov([self.block])
         atexit.register(_close, weakref.ref(self))
 
@@ -152,9 +154,9 @@ class ScheduleDSP(Checkpointed):
             self._feed_is_open = True
             batch = self._next_batch(x, target)
             passed_on = self.block.forward(batch)
-            if self._down is not None:
+            if self._near.to_next is not None:
                 value = (passed_on.value, passed_on.target, passed_on.rng)
-                self._down.send(Kind.DATA, batch.n, value)
+                self._near.to_next.send(Kind.DATA, batch.n, value)
             self.num_batches += 1
             if self.block.is_due:
                 self._backward()
@@ -173,16 +175,15 @@ class ScheduleDSP(Checkpointed):
                 self._backward()
             if self.block.group_is_open:
                 self.block.update()
-            if self._from_next is not None:
-                self._from_next.get(Kind.DONE)
-            if self._up is not None:
-                self._up.send(Kind.DONE, last=True)
-            if self._from_last is not None:
-                self._from_last.get(Kind.DONE)
-            if self._down is not None:
-                self._down.send(Kind.DONE, last=True)
-            for outbox in self._outboxes:
-                outbox.drain()
+            if self._near.from_next is not None:
+                self._near.from_next.get(Kind.DONE)
+            if self._near.to_last is not None:
+                self._near.to_last.send(Kind.DONE, last=True)
+            if self._near.from_last is not None:
+                self._near.from_last.get(Kind.DONE)
+            if self._near.to_next is not None:
+                self._near.to_next.send(Kind.DONE, last=True)
+            self._near.drain()
             self._stream_is_open = False
 
     def eval(self, x: Any = None) -> Any:
@@ -191,16 +192,25 @@ class ScheduleDSP(Checkpointed):
         At the present weights; touches nothing that is under way. Collective: all ranks call it at the same place.
         """
         with self._telling():
-            value = x if self._from_last is None else self._from_last.get(Kind.EVAL).value
-            output = self.block.eval(value)
-            if self._down is None:
+            if self._near.from_last is not None:
+                if self._feed_is_open:
+                    self._expect_batch()  # takes the END of a loop that was left with a break
+                x = self._near.from_last.get(Kind.EVAL).value
+            output = self.block.eval(x)
+            if self._near.to_next is None:
                 return output
-            self._down.send(Kind.EVAL, value=output, last=not self._feed_is_open)
+            self._near.to_next.send(Kind.EVAL, value=output, last=not self._feed_is_open)
             return None
 
     def close(self) -> None:
         """Leave. Before a flush this ends the other processes' training, too, with BlockFailed."""
         if self._stream_is_open and self._failure is None:
+            if self.block.flights:
+                warnings.warn(
+                    f"block {self.block.index} leaves with {len(self.block.flights)} batches under way, for which "
+                    "it makes no updates: call flush() on all ranks when training ends",
+                    stacklevel=2,
+                )
             self._fail(BlockFailed(self._rank, "it left the pipeline before flush()"))
 
     def __enter__(self) -> Self:
@@ -218,9 +228,7 @@ class ScheduleDSP(Checkpointed):
     def _open(self) -> None:
         """Begin to train, unless it has begun, and raise what has come from a neighbour that failed."""
         self._stream_is_open = True
-        for inbox in self._inboxes:
-            inbox.open()
-            inbox.check()
+        self._near.open()
 
     def _read(self, loader: Iterable[Any] | None) -> Iterator[tuple[Any, Any]]:
         if loader is None:
@@ -243,8 +251,8 @@ class ScheduleDSP(Checkpointed):
 
     def _expect_batch(self) -> bool:
         """Whether another batch comes from block 0; passes its END on."""
-        assert self._from_last is not None
-        if self._from_last.peek().kind != Kind.END:
+        assert self._near.from_last is not None
+        if self._near.from_last.peek().kind != Kind.END:
             return True
         self._end_feed()
         return False
@@ -253,14 +261,14 @@ class ScheduleDSP(Checkpointed):
         """Say, or hear and pass on, that no batch comes for now."""
         if self._feed_is_open and self._failure is None:
             self._feed_is_open = False
-            if self._from_last is not None:
-                self._from_last.get(Kind.END)
-            if self._down is not None:
-                self._down.send(Kind.END, self.num_batches, last=True)
+            if self._near.from_last is not None:
+                self._near.from_last.get(Kind.END)
+            if self._near.to_next is not None:
+                self._near.to_next.send(Kind.END, self.num_batches, last=True)
 
     def _next_batch(self, x: Any, target: Any) -> Batch:
-        if self._from_last is not None:
-            message = self._from_last.get(Kind.DATA)
+        if self._near.from_last is not None:
+            message = self._near.from_last.get(Kind.DATA)
             assert message.n == self.num_batches, (message.n, self.num_batches)
             return Batch(message.n, *message.value)
         if x is None:
@@ -273,13 +281,13 @@ class ScheduleDSP(Checkpointed):
         n = self.block.flights[0].n
         self.block.recompute()  # while the gradient is on its way
         gradients = None
-        if self._from_next is not None:
-            message = self._from_next.get(Kind.GRADIENT)
+        if self._near.from_next is not None:
+            message = self._near.from_next.get(Kind.GRADIENT)
             assert message.n == n, (message.n, n)
             gradients = message.value
         of_input = self.block.backward(gradients)
-        if self._up is not None:
-            self._up.send(Kind.GRADIENT, n, of_input)
+        if self._near.to_last is not None:
+            self._near.to_last.send(Kind.GRADIENT, n, of_input)
         self.block.end_backward(n)
 
     def _average(self) -> None:
@@ -297,75 +305,34 @@ class ScheduleDSP(Checkpointed):
         return (0, 1) if self._replicas is None else (self._replicas.rank, self._replicas.size)
 
     def _show_arrived(self, block: Block) -> list[Gradients]:
-        if self._from_next is None:
+        if self._near.from_next is None:
             return []
         count = max(0, len(block.flights) - self.spec.m[block.index + 1])
-        return [message.value for message in self._from_next.read_ahead(count)]
+        return [message.value for message in self._near.from_next.read_ahead(count)]
 
     def _replace_arrived(self, block: Block, gradients: list[Gradients] | None) -> None:
-        if self._from_next is None:
+        if self._near.from_next is None:
             return
         if gradients is None:
             for _ in self._show_arrived(block):
-                self._from_next.get(Kind.GRADIENT)
+                self._near.from_next.get(Kind.GRADIENT)
         else:
             pairs = zip(block.flights, gradients, strict=False)
-            self._from_next.put_back([Message(Kind.GRADIENT, flight.n, value) for flight, value in pairs])
+            self._near.from_next.put_back([Message(Kind.GRADIENT, flight.n, value) for flight, value in pairs])
 
     def _resume(self, *, is_under_way: bool) -> None:
         self._stream_is_open = self._stream_is_open or is_under_way
 
-    def _check(self) -> None:
-        """Raise what is known of a failure elsewhere."""
-        for inbox in self._inboxes:
-            inbox.check()
-        if failure := self._board.read():
-            raise failure
-
-    # Neighbours
-
-    def _connect(self, place: Place) -> None:
-        """One group for each direction: on gloo one communicator must not serve both."""
-        self._down: Outbox | None = None
-        self._up: Outbox | None = None
-        self._from_last: Inbox | None = None
-        self._from_next: Inbox | None = None
-        index, device = place.index, self.block.device
-        if place.num_stages > 1:
-            backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-            forward, back = (
-                dist.new_group(list(place.ranks), _FOREVER, backend, use_local_synchronization=True)
-                for _ in range(2)
-            )
-            gap = self.spec.p[index] + self.spec.q[index]
-            if index + 1 < place.num_stages:
-                self._down = Outbox(forward, index + 1, gap + 1, self.block.held, self._explain(index + 1))
-                self._from_next = Inbox(back, index + 1, device, self._explain(index + 1), self._relay)
-            if index > 0:
-                gap = self.spec.p[index - 1] + self.spec.q[index - 1]
-                self._up = Outbox(back, index - 1, gap + 1, self.block.held, self._explain(index - 1))
-                self._from_last = Inbox(forward, index - 1, device, self._explain(index - 1), self._relay)
-        self._outboxes = [outbox for outbox in (self._down, self._up) if outbox is not None]
-        self._inboxes = [inbox for inbox in (self._from_last, self._from_next) if inbox is not None]
-
-    def _explain(self, peer: int) -> Callable[[BaseException], BlockFailed]:
-        rank = self._place.ranks[peer]
-        return lambda error: self._board.explain(error, rank)
-
-    def _relay(self, failure: BlockFailed) -> None:
-        """Tell both neighbours of a failure, once."""
-        for outbox in self._outboxes:
-            outbox.say_goodbye((failure.rank, failure.traceback))
+    # Failures
 
     def _fail(self, error: BaseException) -> None:
         """Let this process's `error` be the last thing that the others hear from it."""
         self._failure = failure_of(error, self._rank)
         self._board.post(self._failure)
-        self._relay(self._failure)
+        self._near.relay(self._failure)
         if not isinstance(error, BlockFailed):
             error.add_note(f"on rank {self._rank}; the other ranks of the pipeline were told")
-        for inbox in self._inboxes:  # a neighbour answers, which shows that it has heard
-            inbox.join(_LAST_WORDS_S)
+        self._near.await_answers()
         self._meeting.close()
         if self._replicas is not None:
             self._replicas.close()
@@ -384,14 +351,6 @@ class ScheduleDSP(Checkpointed):
         except BaseException as error:
             self._fail(error)
             raise
-
-
-def _store() -> Any:
-    """The store of all processes."""
-    if not dist.is_initialized():
-        return None
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD.get_group_store()
 
 
 def _close(schedule: "weakref.ref[ScheduleDSP]") -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from stretto.pipelining.block import Block, Gradients, advise_nesterov, enter, pair_of
+from stretto.pipelining.block import Block, Gradients, enter, pair_of
 from stretto.pipelining.checkpoint import Checkpointed
+from stretto.pipelining.checks import advise_nesterov
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.layers import check_not_tied
 from stretto.pipelining.meeting import Alone
@@ -32,7 +33,7 @@ def simulate(
     loss_fn: LossFn | None = None,
     *,
     p: PerBlock | None = None,
-    m: PerBlock | Staleness | None = None,
+    m: PerBlock | Staleness | str | None = None,
     backward_params: BackwardParams | None = None,
     accumulate: int = 1,
     lr_scheduler: Sequence[Any] | None = None,
@@ -60,8 +61,10 @@ def simulate(
         repairs=repairs or Repairs(),
         seed=seed,
     )
-    schedulers = [None] * len(blocks) if lr_scheduler is None else list(lr_scheduler)
-    for name, given in (("optimizers", list(optimizers)), ("lr_scheduler", schedulers)):
+    schedulers = [None] * len(blocks) if lr_scheduler is None else lr_scheduler
+    for name, given in (("optimizers", optimizers), ("lr_scheduler", schedulers)):
+        if not isinstance(given, list | tuple):
+            raise TypeError(f"{name}={given!r:.60}: expected a list, with one for each of {len(blocks)} blocks")
         if len(given) != len(blocks):
             raise ValueError(f"{len(given)} {name} for {len(blocks)} blocks: expected one for each (or None)")
     built = [

@@ -74,20 +74,22 @@ class Staleness:
         cls,
         num_blocks: int,
         p: PerBlock | None = None,
-        m: "PerBlock | Staleness | None" = None,
+        m: "PerBlock | Staleness | str | None" = None,
         backward_params: BackwardParams | None = None,
     ) -> "Staleness":
         """The staleness that a schedule's arguments mean.
 
         - Nothing given: p = 0, q = 1, so m_k = K-1-k: enough to keep all blocks busy where a hop costs little.
         - `p` a number: (p, ..., p, 0). `p` without `m`: q = 1.
-        - `m` without `p`: p_k = min(1, m_k - m_{k+1}). `m` a `Staleness`: as it stands.
+        - `m` without `p`: p_k = min(1, m_k - m_{k+1}). `m` a `Staleness`, or its text: as it stands.
         - `backward_params`: that of `m` if it is a `Staleness`, else "current".
 
         Raises ValueError for another number of blocks than `num_blocks`, and as `Staleness` does.
         """
         if num_blocks < 1:
             raise ValueError(f"{num_blocks} blocks: expected 1 or more")
+        if isinstance(m, str):
+            m = cls.parse(m)
         if isinstance(m, Staleness):
             if p is not None and _per_block(p, num_blocks, "p") != m.p:
                 raise ValueError(f"p={p} beside m={m}, which has its own p={m.p}: give one of them")

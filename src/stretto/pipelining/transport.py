@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from stretto.pipelining.codec import TensorShape, decode, encode, shapes_in
 from stretto.pipelining.failure import BlockFailed
+from stretto.pipelining.groups import Group
 
 _HEADER_BYTES = 16384
 _PREFIX = struct.Struct("<qqqq")
@@ -66,7 +67,7 @@ class Message:
 class Outbox:
     """Sends to one neighbour. At most `limit` messages are under way after a `send`."""
 
-    group: dist.ProcessGroup
+    group: Group
     peer: int
     """The neighbour's rank in `group`."""
     limit: int
@@ -125,7 +126,7 @@ class Outbox:
         if not fits:
             parts.append(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         parts += [tensor.view(torch.uint8) for tensor, sent in zip(flat, inline, strict=True) if sent is None]
-        works = [self.group.send([part], self.peer, 0) for part in parts]
+        works = [self.group.send(part, self.peer) for part in parts]
         self._under_way.append((works, parts))
 
 
@@ -138,7 +139,7 @@ class Inbox:
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        group: Group,
         peer: int,
         device: torch.device,
         explain: Callable[[BaseException], BlockFailed],
@@ -251,13 +252,13 @@ class Inbox:
 
     def _receive_bytes(self, count: int) -> torch.Tensor:
         received = torch.empty(count, dtype=torch.uint8)
-        self._group.recv([received], self._peer, 0).wait()
+        self._group.receive(received, self._peer)
         return received
 
     def _receive_tensor(self, shape: TensorShape) -> torch.Tensor:
         device = torch.device("cpu") if shape.is_cpu else self._device
         received = torch.empty(shape.num_elements, dtype=shape.dtype, device=device)
-        self._group.recv([received.view(torch.uint8)], self._peer, 0).wait()
+        self._group.receive(received.view(torch.uint8), self._peer)
         return received
 
 

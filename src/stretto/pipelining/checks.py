@@ -1,0 +1,71 @@
+"""What is said of blocks, optimizers and values that do not go together."""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import LBFGS, SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from stretto.pipelining.repairs import check_can_predict
+from stretto.tree import describe, flatten
+
+if TYPE_CHECKING:
+    from stretto.pipelining.block import Block
+
+
+def check_optimizer(block: "Block") -> None:
+    """Raise TypeError or ValueError for an optimizer or a scheduler that cannot train `block`."""
+    optimizer, scheduler = block.optimizer, block.lr_scheduler
+    if optimizer is None:
+        if block.trained():
+            raise ValueError(
+                f"block {block.index} has parameters to train and no optimizer: give it one, or set "
+                "requires_grad=False"
+            )
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"the optimizer of block {block.index} is {optimizer!r:.60}: expected a torch optimizer")
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(
+            "LBFGS computes the loss several times an update, which a pipeline does not: take SGD, AdamW or another"
+        )
+    own = {id(weight) for weight in block.weights.values()}
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if foreign := [parameter for parameter in given if id(parameter) not in own]:
+        raise ValueError(
+            f"the optimizer of block {block.index} holds {len(foreign)} of {len(given)} parameters that are not "
+            f"in the block, the first of shape {tuple(foreign[0].shape)}: every block has its own optimizer"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            f"the lr_scheduler of block {block.index} belongs to another optimizer: make it from the block's own"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError(
+            "ReduceLROnPlateau needs a metric, which a block does not see: step it yourself, on every rank with "
+            "the same metric, and give the schedule no lr_scheduler"
+        )
+    if block.options.repairs.predict and block.m > 0:
+        check_can_predict(optimizer)
+
+
+def advise_nesterov(blocks: "Sequence[Block]") -> None:
+    """Warn if a stale block trains with SGD's momentum in its less tolerant form."""
+    stale = [block.optimizer for block in blocks if block.m > 0 and isinstance(block.optimizer, SGD)]
+    if any(group["momentum"] > 0 and not group["nesterov"] for sgd in stale for group in sgd.param_groups):
+        warnings.warn(
+            "a block with m > 0 trains with SGD and momentum: nesterov=True tolerates staleness better "
+            "(the guide has the figures)",
+            stacklevel=3,
+        )
+
+
+def describe_value(value: Any) -> str:
+    """Shapes and types of what a block got, for a message."""
+    leaves, structure = flatten(value)
+    shapes = [
+        f"{list(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf)[:20] for leaf in leaves
+    ]
+    return f"{describe(structure.build(shapes)) if len(shapes) != 1 else ''} {', '.join(shapes)}".strip()
