@@ -70,16 +70,21 @@ def test_the_verdict_comes_first_and_the_next_step_last(net: Path, measured: Non
     assert "split backpropagation DSP(0,0,0,0; 0,0,0,0) 24.0 ms 1.00x 2.08 KiB 2+2+2+2 exact" in rows
     assert "GPipe 8 micro-batches 8.25 ms 2.91x 2.08 KiB 2+2+2+2 exact" in rows
     assert any(line.startswith("device 3, m=0 .........F0-B0----F1-B1----") for line in lines)
-    assert lines[-9:] == [
+    assert lines[-14:] == [
+        "    import torch",
+        "    import torch.distributed as dist",
+        "    from net import model",
         "    from stretto.pipelining import ScheduleDSP, partition",
         "",
-        "    rank = torch.distributed.get_rank()",
-        "    block = partition(model, 4, by=(2, 2, 2, 2))[rank]",
+        "    dist.init_process_group()",
+        "    torch.manual_seed(0)  # the same model everywhere",
+        "    rank = dist.get_rank()",
+        "    block = partition(model(), 4, by=(2, 2, 2, 2))[rank]",
         "    optimizer = torch.optim.AdamW(block.parameters(), lr=0.001)",
-        "    schedule = ScheduleDSP((block, rank, 4), optimizer, loss_fn, p=(0, 0, 0, 0), m=(3, 2, 1, 0))",
-        "    for x, y in schedule.feed(loader):",
-        "        schedule.step(x, target=y)",
-        "    schedule.flush()",
+        '    with ScheduleDSP((block, rank, 4), optimizer, loss_fn, m="DSP(0,0,0,0; 3,2,1,0)") as schedule:',
+        "        for x, y in schedule.feed(loader):",
+        "            schedule.step(x, target=y)",
+        "        schedule.flush()",
     ]
 
 

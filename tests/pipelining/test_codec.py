@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stretto.pipelining.codec import decode, encode, pass_on, shapes_in
+from stretto.pipelining.codec import decode, encode, pass_on
 
 X = torch.randn(2, 3, 4, 5)
 TENSORS = {
@@ -42,7 +42,7 @@ def test_what_is_dense_travels_without_a_copy_but_for_what_updates_change() -> N
 def test_what_needs_a_gradient_says_so_and_everything_else_travels_in_the_description() -> None:
     tree = {"a": [torch.ones(2, requires_grad=True), None], "b": (3, "text", torch.ones(2))}
     description, flat = encode(tree)
-    assert [shape.requires_grad for shape in shapes_in(description)] == [True, False]
+    assert [shape.requires_grad for shape in description.shapes] == [True, False]
     found = decode(description, flat)
     assert (found["a"][1], found["b"][:2]) == (None, (3, "text"))
     assert [found["a"][0].requires_grad, found["b"][2].requires_grad] == [True, False]

@@ -7,8 +7,10 @@
 The simulator runs K of these in turn and `ScheduleDSP` one in each process, which is why both give the same bits.
 """
 
+import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +19,18 @@ from torch import nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from stretto.pipelining.checks import check_optimizer, describe_value
+from stretto.pipelining.checks import check_loss, check_optimizer, describe_value
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Options, accepts
-from stretto.pipelining.passes import Graph, in_mode, release, run_and_watch, track, trains_always
+from stretto.pipelining.passes import (
+    Graph,
+    in_mode,
+    kept_buffers,
+    release,
+    run_and_watch,
+    track,
+    trains_always,
+)
 from stretto.pipelining.repairs import predict_weights
 from stretto.pipelining.rng import RngState, get_state, set_state
 from stretto.tree import flatten
@@ -61,7 +71,7 @@ def enter(n: int, x: Any, target: Any) -> Batch:
     In memory of its own: a loader may fill the same tensors again.
     """
     leaves, structure = flatten((x, target))
-    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf) for leaf in leaves]
     x, target = pass_on(structure.build(detached))
     return Batch(n, x, target, get_state())
 
@@ -114,8 +124,12 @@ class Block:
         """Of the last batch that went forward, on the last block."""
         self._average = average
         self._writes_to_input: bool | None = None
+        self._writes_to_weights: set[str] | None = None
         self._copies: tuple[int, dict[str, torch.Tensor]] | None = None
         check_optimizer(self)
+        if self.is_last:
+            check_loss(options.loss_fn)
+        self._drop_gradients()  # of whatever came before training
 
     @property
     def is_due(self) -> bool:
@@ -128,8 +142,9 @@ class Block:
         return self.m == 0 or self.options.spec.backward_params == "stashed"
 
     def held(self) -> list[torch.Tensor]:
-        """The weights and buffers, which updates change in place."""
-        return [*self.weights.values(), *self.module.buffers()]
+        """The weights, their gradients and the buffers, which passes and updates change in place."""
+        gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
+        return [*self.weights.values(), *gradients, *self.module.buffers()]
 
     def trained(self) -> list[nn.Parameter]:
         """The weights that get a gradient."""
@@ -145,8 +160,7 @@ class Block:
                 flight.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
             output, rng = self._run_with_graph(flight, batch.target)
         else:
-            replaced = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-            with torch.no_grad():
+            with torch.no_grad(), kept_buffers(self.module), self._kept_weights() as replaced:
                 output, rng = self._run(flight, batch.value, replaced | (weights or {}))
         self.flights.append(flight)
         value = None if self.is_last else release(output, None if self.keeps_graph else True)
@@ -211,11 +225,28 @@ class Block:
             if scale != 1.0:
                 for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
-        for weight in self.weights.values():
-            weight.grad = None
+        self._drop_gradients()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.num_updates += 1
+
+    def _drop_gradients(self) -> None:
+        for weight in self.weights.values():
+            weight.grad = None
+
+    @contextmanager
+    def _kept_weights(self) -> Iterator[dict[str, torch.Tensor]]:
+        """What a pass without a graph runs on in place of buffers and of weights that the block itself writes to.
+
+        Frozen ones may be averages that a forward keeps; in the first pass their version counters tell which.
+        """
+        frozen = {name: weight for name, weight in self.weights.items() if not weight.requires_grad}
+        names = frozen if self._writes_to_weights is None else self._writes_to_weights & frozen.keys()
+        copies = {name: frozen[name].detach().clone() for name in names}
+        versions = {name: copy._version for name, copy in copies.items()}
+        yield copies | {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        if self._writes_to_weights is None:
+            self._writes_to_weights = {name for name, copy in copies.items() if copy._version != versions[name]}
 
     def eval(self, value: Any) -> Any:
         """The output for `value` in eval mode, at the present weights; touches nothing that is under way.
@@ -294,8 +325,10 @@ class Block:
 
     def _arguments(self, value: Any) -> tuple[Any, ...]:
         """A tuple is spread over the arguments of a forward that takes so many, as torch's pipelines do."""
-        spread = isinstance(value, tuple) and not accepts(self.module, 1) and accepts(self.module, len(value))
-        return tuple(value) if spread else (value,)
+        if isinstance(value, tuple) and type(value) is tuple and accepts(self.module, len(value)):
+            is_one = len(value) == 1 and accepts(self.module, 1)
+            return (value,) if is_one else value
+        return (value,)
 
     def _forward_weights(self) -> dict[str, torch.Tensor] | None:
         """The weights of a stale forward where they are not the present ones themselves; made once per update."""

@@ -1,5 +1,6 @@
 """The state of a block as plain containers, numbers and tensors, also of the batches that are under way.
 
+unsaved_buffers       those that the module's state_dict leaves out
 model, optimizer      under the plain model's names; `parameters` says which of them are no buffers
 lr_scheduler, num_batches, num_updates, group_is_open
 gradients             gathered in a group that is open
@@ -55,6 +56,7 @@ def capture(block: Block, arrived: Sequence[Gradients], num_batches: int, replic
         "num_updates": block.num_updates,
         "group_is_open": block.group_is_open,
         "model": weights_of(block),
+        "unsaved_buffers": {prefix + name: buffer for name, buffer in _unsaved_buffers(block).items()},
         "parameters": [prefix + name for name, _ in block.module.named_parameters(remove_duplicate=False)],
         "optimizer": _capture_optimizer(block, prefix),
         "lr_scheduler": None if block.lr_scheduler is None else block.lr_scheduler.state_dict(),
@@ -119,6 +121,9 @@ def restore(block: Block, state: State) -> list[Gradients]:
     """Bring `block` into `state`, which was checked and is used up; returns the gradients that had arrived."""
     prefix = name_prefix(block.module, block.index)
     load_weights(block, state["model"])
+    for name, buffer in _unsaved_buffers(block).items():
+        if (saved := state["unsaved_buffers"].get(prefix + name)) is not None and saved.shape == buffer.shape:
+            buffer.copy_(saved)
     parameters = dict(block.module.named_parameters())
     if block.optimizer is not None:
         _restore_optimizer(block, state["optimizer"], prefix)
@@ -150,6 +155,12 @@ def restore(block: Block, state: State) -> list[Gradients]:
         if flight.weights is not None:
             block.rebuild_graph(flight)
     return [_unpack(packed, block.device) for packed in state["arrived"]]
+
+
+def _unsaved_buffers(block: Block) -> dict[str, torch.Tensor]:
+    """Buffers that are no part of the module's `state_dict`, but may change in training."""
+    saved = block.module.state_dict().keys()
+    return {name: buffer for name, buffer in block.module.named_buffers() if name not in saved}
 
 
 def _kind(value: Any) -> str | None:

@@ -9,7 +9,7 @@ from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stretto.pipelining.repairs import check_can_predict
-from stretto.tree import describe, flatten
+from stretto.tree import flatten
 
 if TYPE_CHECKING:
     from stretto.pipelining.block import Block
@@ -51,6 +51,15 @@ def check_optimizer(block: "Block") -> None:
         check_can_predict(optimizer)
 
 
+def check_loss(loss_fn: Any) -> None:
+    """Raise ValueError for a loss function with weights of its own, which no optimizer would train."""
+    if isinstance(loss_fn, torch.nn.Module) and any(weight.requires_grad for weight in loss_fn.parameters()):
+        raise ValueError(
+            f"loss_fn={type(loss_fn).__name__} has weights that no block would train: make them a part of "
+            "the last block, or set requires_grad=False"
+        )
+
+
 def advise_nesterov(blocks: "Sequence[Block]") -> None:
     """Warn if a stale block trains with SGD's momentum in its less tolerant form."""
     stale = [block.optimizer for block in blocks if block.m > 0 and isinstance(block.optimizer, SGD)]
@@ -65,7 +74,9 @@ def advise_nesterov(blocks: "Sequence[Block]") -> None:
 def describe_value(value: Any) -> str:
     """Shapes and types of what a block got, for a message."""
     leaves, structure = flatten(value)
-    shapes = [
-        f"{list(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf)[:20] for leaf in leaves
-    ]
-    return f"{describe(structure.build(shapes)) if len(shapes) != 1 else ''} {', '.join(shapes)}".strip()
+    return ", ".join(
+        f"{path}: {list(leaf.shape)} {leaf.dtype}".removeprefix(": ")
+        if isinstance(leaf, torch.Tensor)
+        else f"{path}: {leaf!r:.20}".removeprefix(": ")
+        for path, leaf in zip(structure.paths, leaves, strict=True)
+    )

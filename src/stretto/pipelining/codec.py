@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from stretto.tree import flatten
+from stretto.tree import Structure, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,59 @@ class TensorShape:
         return flat.as_strided(self.shape, self.strides).requires_grad_(self.requires_grad)
 
 
-def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Any, list[torch.Tensor]]:
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A tree without its tensors, and without an object of a class whose fields have to be tensors."""
+
+    structure: "PlainStructure"
+    leaves: tuple[Any, ...]
+    """A `TensorShape` for every tensor, everything else itself."""
+
+    @property
+    def shapes(self) -> list[TensorShape]:
+        """The tensors to come, in order."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorShape)]
+
+    def build(self, leaves: list[Any]) -> Any:
+        """The tree with `leaves`."""
+        return _revive(self.structure).build(leaves)
+
+
+PlainSpec = tuple[Any, Any, tuple["PlainSpec", ...]] | None
+"""A TreeSpec (type, context, children), None for a leaf: torch's own warns when it is unpickled."""
+PlainStructure = tuple[PlainSpec, dict[int, tuple[Any, "PlainStructure"]], list[str]]
+
+
+def _lay_out(structure: Structure) -> PlainStructure:
+    inner = {at: (shell, _lay_out(part)) for at, (shell, part) in structure.mappings.items()}
+    return _lay_out_spec(structure.spec), inner, structure.paths
+
+
+def _lay_out_spec(spec: pytree.TreeSpec) -> PlainSpec:
+    if spec.is_leaf():
+        return None
+    children = spec.children() if hasattr(spec, "children") else spec.children_specs  # older torch
+    return spec.type, spec.context, tuple(map(_lay_out_spec, children))
+
+
+def _revive(plain: PlainStructure) -> Structure:
+    spec, mappings, paths = plain
+    return Structure(
+        _revive_spec(spec), {at: (shell, _revive(part)) for at, (shell, part) in mappings.items()}, paths
+    )
+
+
+def _revive_spec(spec: PlainSpec) -> pytree.TreeSpec:
+    if spec is None:
+        return _LEAF
+    kind, context, children = spec
+    return pytree.TreeSpec(kind, context, [_revive_spec(child) for child in children])
+
+
+_LEAF = pytree.tree_structure(0)
+
+
+def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, list[torch.Tensor]]:
     """Describe `tree`, a `TensorShape` for each tensor, and give the tensors, flat, without a copy if dense.
 
     Tensors that share memory with one of `held` (weights and buffers, which the next update changes) are copied.
@@ -49,6 +102,12 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Any, list[torc
     flat: list[torch.Tensor] = []
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
+            if hides_tensors(leaf):
+                raise TypeError(
+                    f"{path or 'what'} passes between two blocks as a {type(leaf).__name__}, and the tensors it "
+                    "holds would get no gradient: pass tuples, lists and dicts, or register the class with "
+                    "torch.utils._pytree"
+                )
             described.append(leaf)
             continue
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
@@ -65,25 +124,26 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Any, list[torc
             TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad, tensor.is_cpu)
         )
         flat.append(tensor.as_strided((tensor.numel(),), (1,)))
-    return structure.build(described), flat
+    return Description(_lay_out(structure), tuple(described)), flat
 
 
-def shapes_in(description: Any) -> list[TensorShape]:
-    """The tensors to come, in order."""
-    return [leaf for leaf in flatten(description)[0] if isinstance(leaf, TensorShape)]
-
-
-def decode(description: Any, flat: Sequence[torch.Tensor]) -> Any:
+def decode(description: Description, flat: Sequence[torch.Tensor]) -> Any:
     """Build the tree again from tensors that nobody else writes to."""
-    leaves, structure = flatten(description)
     rest = iter(flat)
-    return structure.build([leaf.restore(next(rest)) if isinstance(leaf, TensorShape) else leaf for leaf in leaves])
+    leaves = [leaf.restore(next(rest)) if isinstance(leaf, TensorShape) else leaf for leaf in description.leaves]
+    return description.build(leaves)
 
 
 def pass_on(tree: Any) -> Any:
     """`tree` as it arrives in another process: the same values in memory of their own."""
     description, flat = encode(tree)
     return decode(description, [tensor.clone() for tensor in flat])
+
+
+def hides_tensors(leaf: Any) -> bool:
+    """Whether an object that is no container known here holds tensors."""
+    inside = list(leaf) if isinstance(leaf, set | frozenset) else list(getattr(leaf, "__dict__", {}).values())
+    return any(isinstance(part, torch.Tensor) for part in pytree.tree_leaves(inside))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

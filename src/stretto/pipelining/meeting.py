@@ -7,6 +7,7 @@ elsewhere, or dies, ends the wait of the others.
 import pickle
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from stretto.pipelining.groups import Group
 
 T = TypeVar("T")
 _POLL_S = 0.5
+_PATIENCE_S = 30.0
 _LAST_WORDS_S = 1.0
 """How long after a connection broke the news is awaited that says which process failed."""
 _SHARED_KINDS = (FileNotFoundError, FileExistsError, TypeError, ValueError)
@@ -100,8 +102,17 @@ class Together:
         arrived = threading.Event()
         self._group.is_waiting = True
         work.get_future().add_done_callback(lambda _: arrived.set())
+        began = time.monotonic()
+        is_told = False
         while not arrived.wait(_POLL_S):
             self._check()
+            if not is_told and time.monotonic() - began > _PATIENCE_S:
+                is_told = True
+                warnings.warn(
+                    f"process {self.rank} has waited {_PATIENCE_S:.0f} s for the others: save, load and "
+                    "merged_weights must be called by all, not by one alone",
+                    stacklevel=6,
+                )
         self._group.is_waiting = False
         try:
             work.wait()

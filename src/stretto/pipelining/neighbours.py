@@ -50,7 +50,11 @@ class Neighbours:
         """Raise what is known of a failure elsewhere."""
         for inbox in self._inboxes:
             inbox.check()
-        if failure := self._board.read():
+        try:
+            failure = self._board.read()
+        except RuntimeError:  # the process with the store has ended, perhaps well
+            return
+        if failure is not None:
             raise failure
 
     def drain(self) -> None:

@@ -174,8 +174,10 @@ def _measured_cut(
     if dist.get_rank() == 0:
         try:
             answer = [measure()]
-        except RuntimeError as error:  # the others must not wait for it
-            answer = [error]
+        except Exception as error:  # the others must not wait for it
+            answer = [
+                error if isinstance(error, RuntimeError) else RuntimeError(f"{type(error).__name__}: {error}")
+            ]
     dist.broadcast_object_list(answer)
     if isinstance(answer[0], RuntimeError):
         raise answer[0]

@@ -72,7 +72,7 @@ def release(value: Any, requires_grad: bool | None) -> Any:
 def run_and_watch(call: Callable[[Any], Any], value: Any, writes: bool | None) -> tuple[Any, bool]:
     """`call(value)` without a change of `value`, and whether `call` writes to what it gets.
 
-    The first time (`writes` is None) it gets copies, and their version counters tell.
+    The first time (`writes` is None) it gets copies, and their version counters and values tell.
     """
     leaves, structure = flatten(value)
     given = (
@@ -82,12 +82,34 @@ def run_and_watch(call: Callable[[Any], Any], value: Any, writes: bool | None) -
     versions = [tensor._version for tensor in tensors]
     output = call(structure.build(given))
     written = any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True))
+    if writes is None:  # what is written through .data or NumPy is not counted
+        written = written or not all(map(_are_alike, given, leaves))
     if writes is False and written:
         raise RuntimeError(
             "the block wrote to its input, which it did not do on its first batch: stored inputs must not change. "
             "Write to a copy, or always in place"
         )
     return output, bool(writes) or written
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two leaves have the same bits, where they are tensors."""
+    if not isinstance(one, torch.Tensor):
+        return True
+    first, second = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(first, second)
+
+
+@contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Afterwards `module` has the buffers it had, none that a pass made, and None where it filled one in."""
+    found = [(part, dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, buffers in found:
+            part._buffers.clear()
+            part._buffers.update(buffers)
 
 
 @contextmanager

@@ -50,6 +50,11 @@ class Replicas:
         """
         by_type: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise TypeError(
+                    f"a weight of shape {tuple(parameter.shape)} has a {parameter.grad.layout} gradient, which "
+                    "replicas do not average: make the layer with sparse=False"
+                )
             by_type.setdefault(parameter.dtype, []).append(parameter)
         for dtype, together in by_type.items():
             flat = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in together]

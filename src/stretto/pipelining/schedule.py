@@ -136,7 +136,15 @@ class ScheduleDSP(Checkpointed):
             self._end_feed()  # of a loop that was left with a break
             self._feed_is_open = True
             if self.block.index > 0:
+                offered = None
                 while self._expect_batch():
+                    assert self._near.from_last is not None
+                    if offered is self._near.from_last.peek():
+                        raise RuntimeError(
+                            f"feed was asked for the batch after {self.num_batches} before step() took that: every "
+                            "pair is a step, also (None, None)"
+                        )
+                    offered = self._near.from_last.peek()
                     yield None, None
             else:
                 try:
@@ -171,6 +179,7 @@ class ScheduleDSP(Checkpointed):
             if not self._stream_is_open:
                 return
             self._end_feed()
+            self._pass_on(Kind.FLUSH)
             while self.block.flights:
                 self._backward()
             if self.block.group_is_open:
@@ -179,10 +188,7 @@ class ScheduleDSP(Checkpointed):
                 self._near.from_next.get(Kind.DONE)
             if self._near.to_last is not None:
                 self._near.to_last.send(Kind.DONE, last=True)
-            if self._near.from_last is not None:
-                self._near.from_last.get(Kind.DONE)
-            if self._near.to_next is not None:
-                self._near.to_next.send(Kind.DONE, last=True)
+            self._pass_on(Kind.DONE)
             self._near.drain()
             self._stream_is_open = False
 
@@ -219,7 +225,7 @@ class ScheduleDSP(Checkpointed):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._stream_is_open:
+        if error is not None and self._failure is None:
             self._fail(error)
         self.close()
 
@@ -261,10 +267,14 @@ class ScheduleDSP(Checkpointed):
         """Say, or hear and pass on, that no batch comes for now."""
         if self._feed_is_open and self._failure is None:
             self._feed_is_open = False
-            if self._near.from_last is not None:
-                self._near.from_last.get(Kind.END)
-            if self._near.to_next is not None:
-                self._near.to_next.send(Kind.END, self.num_batches, last=True)
+            self._pass_on(Kind.END)
+
+    def _pass_on(self, kind: Kind) -> None:
+        """Hear from the block before what concerns all, and tell the next; the first begins."""
+        if self._near.from_last is not None:
+            self._near.from_last.get(kind)
+        if self._near.to_next is not None:
+            self._near.to_next.send(kind, self.num_batches, last=True)
 
     def _next_batch(self, x: Any, target: Any) -> Batch:
         if self._near.from_last is not None:

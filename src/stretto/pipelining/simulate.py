@@ -6,7 +6,7 @@ would staleness do to my model and my optimizer?
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +88,7 @@ class Simulation(Checkpointed):
         self._gradients: list[deque[Gradients]] = [deque() for _ in blocks]
         """For each block, those that have come and are not used yet."""
         self.num_batches = 0
+        self._error: BaseException | None = None
 
     def feed(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """The pairs (x, target) of `loader`."""
@@ -96,26 +97,42 @@ class Simulation(Checkpointed):
 
     def step(self, x: Any, target: Any = None) -> torch.Tensor:
         """Train on the next batch, a micro-batch if `accumulate` > 1, and return its loss, detached."""
-        with batch_rng(self._options.seed, self.num_batches):
-            batch = enter(self.num_batches, x, target)
-        for block in self.blocks:
-            batch = block.forward(batch)
-            batch = replace(batch, value=pass_on(batch.value))
-        self.num_batches += 1
-        for block in reversed(self.blocks):
-            if block.is_due:
-                self._backward(block)
+        with self._whole():
+            with batch_rng(self._options.seed, self.num_batches):
+                batch = enter(self.num_batches, x, target)
+            for block in self.blocks:
+                batch = block.forward(batch)
+                batch = replace(batch, value=pass_on(batch.value))
+            self.num_batches += 1
+            for block in reversed(self.blocks):
+                if block.is_due:
+                    self._backward(block)
         loss = self.blocks[-1].loss
         assert loss is not None
         return loss
 
     def flush(self) -> None:
         """Finish the batches under way, so that every block has trained on every batch."""
-        for block in reversed(self.blocks):
-            while block.flights:
-                self._backward(block)
-            if block.group_is_open:
-                block.update()
+        with self._whole():
+            for block in reversed(self.blocks):
+                while block.flights:
+                    self._backward(block)
+                if block.group_is_open:
+                    block.update()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Refuse to go on after an error that left some blocks ahead of others."""
+        if self._error is not None:
+            raise RuntimeError(
+                "an earlier step failed and left the blocks at different batches: make a new simulation, and load "
+                "a checkpoint if there is one"
+            ) from self._error
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
 
     def eval(self, x: Any) -> Any:
         """The model's output for `x` in eval mode at the present weights; what is under way stays so."""

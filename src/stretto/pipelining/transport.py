@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stretto.pipelining.codec import TensorShape, decode, encode, shapes_in
+from stretto.pipelining.codec import TensorShape, decode, encode
 from stretto.pipelining.failure import BlockFailed
 from stretto.pipelining.groups import Group
 
@@ -43,6 +43,8 @@ class Kind(enum.IntEnum):
     """No further batch."""
     DONE = 4
     """The sender has trained on all batches."""
+    FLUSH = 6
+    """The sender finishes what is under way."""
     ERROR = 5
     """A process failed or left early; the value is its rank and traceback."""
 
@@ -243,7 +245,7 @@ class Inbox:
         description, inline = pickle.loads(body)
         flat = [
             self._receive_tensor(shape) if sent is None else _from_bytes(sent, shape.dtype)
-            for shape, sent in zip(shapes_in(description), inline, strict=True)
+            for shape, sent in zip(description.shapes, inline, strict=True)
         ]
         ready = None
         if any(not tensor.is_cpu for tensor in flat):
