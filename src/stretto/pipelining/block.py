@@ -242,9 +242,10 @@ class Block:
         """
         frozen = {name: weight for name, weight in self.weights.items() if not weight.requires_grad}
         names = frozen if self._writes_to_weights is None else self._writes_to_weights & frozen.keys()
-        copies = {name: frozen[name].detach().clone() for name in names}
+        copies = {name: nn.Parameter(frozen[name].detach().clone(), requires_grad=False) for name in names}
         versions = {name: copy._version for name, copy in copies.items()}
-        yield copies | {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        yield {**copies, **buffers}
         if self._writes_to_weights is None:
             self._writes_to_weights = {name for name, copy in copies.items() if copy._version != versions[name]}
 
