@@ -152,7 +152,7 @@ def make_trainer(state: State, way: Way, setting: Setting) -> None:
     recomputes = is_stale and way.spec.m[rank] > 0 and way.spec.backward_params == "current"
     trainer = Trainer(way, EmulatedBlock(device, recomputes), rank, size, mean_value)
     if is_stale and setting.hop:
-        for inbox in trainer.schedule._inboxes:
+        for inbox in trainer.schedule._near._inboxes:
             assert isinstance(inbox, Inbox)
             inbox._arrived = SlowLink(setting.hop_s(size))
     state.setdefault("trainers", {})[way, setting] = trainer
