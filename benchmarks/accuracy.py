@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from accuracy_data import load
@@ -122,6 +123,16 @@ def _die_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def _only_finished(plan: Plan, store: Store) -> Plan:
+    """The plan with the rows whose runs are all there."""
+
+    def is_finished(row: Row) -> bool:
+        tried = {c.lr for c in store.runs if c == row.on("held-out", c.lr, c.seed, plan.rate_updates)}
+        return any(all(c in store.runs for c in _test_runs(row, rate)) for rate in tried)
+
+    return replace(plan, rows=tuple(filter(is_finished, plan.rows)))
+
+
 def judge(report: Report, plan: Plan, runs: dict[Row, list[Run]]) -> None:
     """Record each row's mean difference with its 95 % interval."""
     unit = "perplexity" if plan.rows[0].base.workload == "text" else "points"
@@ -145,6 +156,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", help="one table (fashion, short, digits or text); its runs are kept, no page is written"
     )
+    parser.add_argument("--finished", action="store_true", help="run nothing; the tables of rows that are complete")
     parser.add_argument("--rounds", type=int, default=5, help="seeds of a row (default 5)")
     parser.add_argument(
         "--processes", type=int, help="side by side, of one thread each (default 2, 1 with --quick)"
@@ -167,7 +179,10 @@ def main() -> None:
         plans = [plan for plan in plans if plan.name == arguments.only]
     results = ROOT / "benchmarks/results" if arguments.out is None else arguments.out.parent
     store = Store(None if arguments.quick else results / "accuracy")
-    on_map = {} if arguments.quick or arguments.only else map_conditions(plans[0].rows[0].base.workload)
+    if arguments.finished:
+        plans = [plan for plan in (_only_finished(plan, store) for plan in plans) if plan.rows]
+    has_map = not (arguments.quick or arguments.only or arguments.finished)
+    on_map = map_conditions(plans[0].rows[0].base.workload) if has_map else {}
     for workload in dict.fromkeys(plan.rows[0].base.workload for plan in plans):
         load(workload, "held-out")  # what is missing is fetched once, and what cannot be is known now
     load.cache_clear()
@@ -200,7 +215,7 @@ def main() -> None:
     print(text)
     if not arguments.only or arguments.out is not None:
         report.finish(text, "docs/pipelining.md")
-    if not (arguments.quick or arguments.only or arguments.out is not None):
+    if has_map and arguments.out is None:
         scores = {place: study.runs([condition])[0].score for place, condition in on_map.items()}
         (ROOT / "docs/staleness_map.svg").write_text(draw_map(scores))
 

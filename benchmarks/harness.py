@@ -113,7 +113,7 @@ class Report:
         print(f"  {line}", flush=True)
 
     def finish(self, table: str = "", page: str = "") -> None:
-        """Write the record to --out, or to results/<name>.json unless --quick, and then its `table` into a `page`."""
+        """Write the record to --out, or to results/<name>.json unless --quick; then its `table` into a `page`."""
         load = os.getloadavg()
         print(f"  load average over a minute: {self.load_before[0]:.2f} before, {load[0]:.2f} after")
         out: Path | None = self.arguments.out
