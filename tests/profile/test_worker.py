@@ -46,6 +46,7 @@ from tests.profile.worked import (
     SlowDisk,
     Stream,
     decode,
+    fails,
     global_states,
     jitter,
     plain_iter,
@@ -206,10 +207,6 @@ def test_errors_and_their_tracebacks_are_the_same(num_workers: int, place: str, 
     expected = error(plain_iter)
     assert (expected == "none") == (place == "init" and num_workers == 0)
     assert error(timed_iter) == expected
-
-
-def fails(value: Any) -> Any:
-    raise ValueError("as it should")
 
 
 @pytest.mark.parametrize("last", [Times(2), Refuses()])

@@ -163,3 +163,7 @@ def decode(data: bytes) -> torch.Tensor:
 
 def jitter(image: torch.Tensor) -> torch.Tensor:
     return image + torch.rand(2, 2)
+
+
+def fails(value: Any) -> Any:
+    raise ValueError("as it should")
