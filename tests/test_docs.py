@@ -31,7 +31,9 @@ def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
         assert line in readme
 
 
-@pytest.mark.parametrize("benchmark", ["accuracy", "both", "pipeline_emulated", "pipeline_speed"])
+@pytest.mark.parametrize(
+    "benchmark", ["accuracy", "both", "pipeline_emulated", "pipeline_memory", "pipeline_speed"]
+)
 def test_the_tables_in_the_guide_to_pipelining_are_those_of_the_records(benchmark: str) -> None:
     table = json.loads((ROOT / f"benchmarks/results/{benchmark}.json").read_text())["table"]
     page = (ROOT / "docs/pipelining.md").read_text()
