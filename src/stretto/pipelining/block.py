@@ -151,7 +151,7 @@ class Block:
         return [weight for weight in self.weights.values() if weight.requires_grad]
 
     def forward(self, batch: Batch) -> Batch:
-        """Run the block on its next batch, and return what the next block gets (on the last block: its output)."""
+        """Run the block on its next batch, and return what the next block gets; on the last one without a value."""
         flight = Flight(batch.n, batch.value, batch.rng)
         weights = self._forward_weights()
         if self.keeps_graph:
@@ -326,10 +326,8 @@ class Block:
 
     def _arguments(self, value: Any) -> tuple[Any, ...]:
         """A tuple is spread over the arguments of a forward that takes so many, as torch's pipelines do."""
-        if isinstance(value, tuple) and type(value) is tuple and accepts(self.module, len(value)):
-            is_one = len(value) == 1 and accepts(self.module, 1)
-            return (value,) if is_one else value
-        return (value,)
+        spread = type(value) is tuple and len(value) != 1 and accepts(self.module, len(value))
+        return value if spread else (value,)
 
     def _forward_weights(self) -> dict[str, torch.Tensor] | None:
         """The weights of a stale forward where they are not the present ones themselves; made once per update."""

@@ -102,7 +102,7 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
     flat: list[torch.Tensor] = []
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            if hides_tensors(leaf):
+            if _hides_tensors(leaf):
                 raise TypeError(
                     f"{path or 'what'} passes between two blocks as a {type(leaf).__name__}, and the tensors it "
                     "holds would get no gradient: pass tuples, lists and dicts, or register the class with "
@@ -140,7 +140,7 @@ def pass_on(tree: Any) -> Any:
     return decode(description, [tensor.clone() for tensor in flat])
 
 
-def hides_tensors(leaf: Any) -> bool:
+def _hides_tensors(leaf: Any) -> bool:
     """Whether an object that is no container known here holds tensors."""
     inside = list(leaf) if isinstance(leaf, set | frozenset) else list(getattr(leaf, "__dict__", {}).values())
     return any(isinstance(part, torch.Tensor) for part in pytree.tree_leaves(inside))

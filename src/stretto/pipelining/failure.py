@@ -41,25 +41,22 @@ class FailureBoard:
             return
 
     def read(self) -> BlockFailed | None:
-        """The failure of another rank that stands there.
-
-        Raises RuntimeError if the store's process is gone.
-        """
-        if self.store is None or not self.store.check([self.key]):
+        """The failure of another rank that stands there; None, too, if the process with the store has ended."""
+        try:
+            if self.store is None or not self.store.check([self.key]):
+                return None
+            rank, text = json.loads(self.store.get(self.key))
+        except RuntimeError:
             return None
-        rank, text = json.loads(self.store.get(self.key))
         return None if rank == self.rank else BlockFailed(rank, text)
 
     def explain(self, error: BaseException, peer: int) -> BlockFailed:
         """What stands behind a connection to `peer` that broke with `error`."""
         if isinstance(error, BlockFailed):
             return error
-        try:
-            if found := self.read():
-                return found
-        except RuntimeError:  # so the store's process is gone, too
-            pass
-        return BlockFailed(peer, f"its process ended without a word, or the connection to it broke: {error}")
+        return self.read() or BlockFailed(
+            peer, f"its process ended without a word, or the connection to it broke: {error}"
+        )
 
 
 def failure_of(error: BaseException, rank: int) -> BlockFailed:

@@ -50,11 +50,7 @@ class Neighbours:
         """Raise what is known of a failure elsewhere."""
         for inbox in self._inboxes:
             inbox.check()
-        try:
-            failure = self._board.read()
-        except RuntimeError:  # the process with the store has ended, perhaps well
-            return
-        if failure is not None:
+        if failure := self._board.read():
             raise failure
 
     def drain(self) -> None:

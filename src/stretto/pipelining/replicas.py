@@ -80,11 +80,8 @@ class Replicas:
     def _explain(self, error: RuntimeError) -> BlockFailed:
         """What stands behind a connection to another replica that broke with `error`."""
         deadline = time.monotonic() + _NEWS_S
-        try:
-            while time.monotonic() < deadline:
-                if failure := self._board.read():
-                    return failure
-                time.sleep(_NEWS_S / 40)
-        except RuntimeError:  # the store's process is gone, too
-            pass
+        while time.monotonic() < deadline:
+            if failure := self._board.read():
+                return failure
+            time.sleep(_NEWS_S / 40)
         return self._board.explain(error, self._other)

@@ -103,7 +103,6 @@ class ScheduleDSP(Checkpointed):
         self.spec = options.spec
         self.num_batches = 0
         self._options = options
-        self._place = place
         self._failure: BlockFailed | None = None
         self._stream_is_open = False
         """Whether this block has begun to train and is not flushed."""
@@ -139,12 +138,13 @@ class ScheduleDSP(Checkpointed):
                 offered = None
                 while self._expect_batch():
                     assert self._near.from_last is not None
-                    if offered is self._near.from_last.peek():
+                    message = self._near.from_last.peek()
+                    if message is offered:
                         raise RuntimeError(
                             f"feed was asked for the batch after {self.num_batches} before step() took that: every "
                             "pair is a step, also (None, None)"
                         )
-                    offered = self._near.from_last.peek()
+                    offered = message
                     yield None, None
             else:
                 try:
