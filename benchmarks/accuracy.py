@@ -25,7 +25,7 @@ from accuracy_data import load
 from accuracy_methods import MAX_RATES, RATE_SEED, Plan, Row, full_plans, map_conditions, quick_plans
 from accuracy_report import METHODS, SHORT_RUNS_PAY_MOST, Interval, draw_map, paired_difference, reference_of, table
 from accuracy_runs import Condition, Run, Store, run
-from harness import Report, Spread
+from harness import Report, Spread, prepare_process
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ class Study:
 
 
 def _rate_runs(plan: Plan, row: Row, rate: float) -> list[Condition]:
-    return [row.on("held-out", rate, RATE_SEED + seed, plan.rate_updates) for seed in range(plan.rate_seeds)]
+    return [row.on("held-out", rate, RATE_SEED + seed, plan.rate_updates) for seed in range(row.rate_seeds)]
 
 
 def _test_runs(row: Row, rate: float) -> list[Condition]:
@@ -170,6 +170,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    if not arguments.quick:
+        prepare_process()
     report = Report("accuracy", arguments)
     plans = quick_plans() if arguments.quick else full_plans(full=arguments.full, seeds=arguments.rounds)
     if arguments.only:

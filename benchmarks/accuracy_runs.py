@@ -83,7 +83,8 @@ def make_trainer(condition: Condition) -> Simulation:
     torch.manual_seed(condition.seed)
     blocks = make_blocks(condition.workload, spec.K)
     optimizers = [make_optimizer(condition, block) for block in blocks]
-    schedulers = [cosine(optimizer, condition.updates) for optimizer in optimizers]
+    rise = condition.updates // 10 if condition.workload == "text" else 0  # as is usual for a Transformer
+    schedulers = [cosine(optimizer, condition.updates, rise) for optimizer in optimizers]
     if condition.learner == "stale":
         repairs = Repairs(
             predict=condition.predict,
@@ -117,7 +118,7 @@ def make_trainer(condition: Condition) -> Simulation:
         auxiliary_optimizers,
         mean_loss,
         lr_scheduler=schedulers,
-        auxiliary_lr_scheduler=[cosine(optimizer, condition.updates) for optimizer in auxiliary_optimizers],
+        auxiliary_lr_scheduler=[cosine(optimizer, condition.updates, rise) for optimizer in auxiliary_optimizers],
         seed=condition.seed,
     )
 
@@ -132,9 +133,13 @@ def make_optimizer(condition: Condition, module: nn.Module) -> Optimizer:
     return AdamW(parameters, lr, weight_decay=decay)
 
 
-def cosine(optimizer: Optimizer, updates: int) -> LambdaLR:
-    """The rate falls to 0 along half a cosine."""
-    return LambdaLR(optimizer, lambda update: 0.5 * (1 + math.cos(math.pi * min(1.0, update / updates))))
+def cosine(optimizer: Optimizer, updates: int, rise: int) -> LambdaLR:
+    """The rate falls to 0 along half a cosine, after it has risen for the first `rise` updates."""
+
+    def factor(update: int) -> float:
+        return min(1.0, (update + 1) / (rise + 1)) * 0.5 * (1 + math.cos(math.pi * min(1.0, update / updates)))
+
+    return LambdaLR(optimizer, factor)
 
 
 def mean_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

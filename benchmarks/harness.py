@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -147,6 +148,24 @@ def write_table(page: str, benchmark: str, table: str) -> None:
     before, rest = path.read_text().split(start)
     after = rest.split(end, 1)[1]
     path.write_text(f"{before}{start}\n{table}\n{end}{after}")
+
+
+def prepare_process() -> None:
+    """Run the script anew with the settings of a process, which are read as it starts.
+
+    OpenMP's threads sleep while they wait: two that spin, with a core taken by someone else, make a step ten times
+    as long. glibc keeps the memory that is freed: it hands big tensors back to the kernel otherwise, which has to
+    fill the pages of the next one with zeros, a fifth of the time of a step.
+    """
+    settings = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
+        "MALLOC_TOP_PAD_": str(2**27),
+    }
+    if any(name not in os.environ for name in settings):
+        os.environ |= settings | os.environ
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def parse_arguments(description: str | None, *, rounds: int) -> argparse.Namespace:

@@ -7,8 +7,6 @@ measured in the same ones. A `Way` is a way to train; `Trainer` trains a rank's 
 import contextlib
 import itertools
 import multiprocessing
-import os
-import sys
 import tempfile
 import time
 import traceback
@@ -65,14 +63,6 @@ def synchronous_ways(num_microbatches: Sequence[int], num_blocks: int) -> tuple[
         for count in num_microbatches
         if kind == "gpipe" or count >= num_blocks
     )
-
-
-def wait_passively() -> None:
-    """Run the script anew if OpenMP's threads would spin while they wait: two of them, with a core taken by someone
-    else, then make a step ten times as long. OpenMP reads this as torch is imported."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 class Crew:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import cycle, islice
 
 import torch
-from harness import Report, Spread, parse_arguments, ratio, take_turns
+from harness import Report, Spread, parse_arguments, prepare_process, ratio, take_turns
 from pipeline_common import (
     Batch,
     ContiguousBoundaries,
@@ -27,7 +27,6 @@ from pipeline_common import (
     seconds_per_step,
     stale_ways,
     synchronous_ways,
-    wait_passively,
 )
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -162,7 +161,7 @@ def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=9)
     if not arguments.quick:
-        wait_passively()
+        prepare_process()
     settings = QUICK if arguments.quick else Settings()
     with Crew(K) as crew:
         report = Report("pipeline_speed", arguments)
