@@ -42,6 +42,32 @@ class Failing(nn.Module):
         return self.layer(x)
 
 
+class Mark:
+    """Passes between blocks, and cannot be packed, or not be unpacked."""
+
+    def __init__(self, breaks: str | None) -> None:
+        self.breaks = breaks
+
+    def __getstate__(self) -> str | None:
+        if self.breaks == "packing":
+            raise BrokenError("packing broke")
+        return self.breaks or ""
+
+    def __setstate__(self, breaks: str) -> None:
+        self.breaks = None
+        if breaks:
+            raise BrokenError("unpacking broke")
+
+
+class Marking(nn.Linear):
+    def __init__(self, breaks: str | None) -> None:
+        super().__init__(6, 6)
+        self.breaks = breaks
+
+    def forward(self, x: Any, mark: Mark | None = None) -> tuple[torch.Tensor, Mark]:
+        return super().forward(x), Mark(self.breaks)
+
+
 class FailingSGD(torch.optim.SGD):
     def step(self, closure: None = None) -> None:
         raise BrokenError("the optimizer broke")
@@ -159,6 +185,29 @@ CASES = {
 @pytest.mark.parametrize(("case", "cause"), CASES.values(), ids=CASES.keys())
 def test_all_ranks_raise_before_a_barrier_that_the_script_ends_with(pool: Pool, case: Case, cause: str) -> None:
     check(pool.run(fail, 3, case), case, cause)
+
+
+def pass_marks(rank: int, world: int, breaks: str) -> tuple[int | None, str]:
+    """Block 0's message breaks; whom the error is said to be of, and its text."""
+    block = Marking(breaks if rank == 0 else None)
+    sgd = torch.optim.SGD(block.parameters(), lr=0.1)
+    schedule = ScheduleDSP((block, rank, world), sgd, lambda output, target: output[0].sum())
+    try:
+        for x, y in schedule.feed(rows(3)):
+            schedule.step(x, target=y)
+        schedule.flush()
+    except (BrokenError, BlockFailed) as error:
+        return getattr(error, "rank", None), str(error)
+    return None, "nothing was raised"
+
+
+@pytest.mark.parametrize(("breaks", "of"), [("packing", [None, 0, 0]), ("unpacking", [1, 1, 1])])
+def test_what_breaks_in_a_message_is_told_of_the_process_where_it_breaks(
+    pool: Pool, breaks: str, of: list[int | None]
+) -> None:
+    found = pool.run(pass_marks, 3, breaks)
+    assert [rank for rank, _ in found] == of
+    assert all(f"{breaks} broke" in text for _, text in found)
 
 
 @pytest.mark.parametrize("where", range(4))

@@ -209,6 +209,14 @@ def test_a_synthetic_gradient_of_another_shape_is_refused() -> None:
         trainer.step(x, target=y)
 
 
+def test_a_checkpoint_that_would_lack_the_auxiliary_networks_is_refused() -> None:
+    training = two_blocks(GreedyTraining)
+    with pytest.raises(TypeError, match="GreedyTraining is a baseline without checkpoints"):
+        training.state_dict()
+    with pytest.raises(TypeError, match="GreedyTraining is a baseline without checkpoints"):
+        training.load_state_dict({})
+
+
 def test_another_number_of_auxiliaries_is_refused() -> None:
     blocks = make_blocks(4, 3, 2)
     with pytest.raises(ValueError, match="0 auxiliaries for 2 blocks: expected 1, one for each but the last"):

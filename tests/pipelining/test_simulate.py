@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stretto.pipelining import Repairs, batch_rng, simulate
+from stretto.pipelining import Repairs, batch_rng, rng, simulate
 from tests.pipelining.training import (
     Run,
     adamw,
@@ -141,6 +141,55 @@ def test_a_batch_begins_with_the_same_random_numbers_whatever_came_before() -> N
         assert torch.equal(torch.rand(2), first)
     with batch_rng(1, 3):
         assert not torch.equal(torch.rand(2), first)
+
+
+class Accelerator:
+    """One that is not used at first."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+        self.is_used = False
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.generator.get_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.generator.set_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        self.generator.manual_seed(seed)
+
+    def draw(self) -> float:
+        return torch.rand((), generator=self.generator).item()
+
+
+def test_a_batch_keeps_its_numbers_on_an_accelerator_that_only_some_blocks_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator = Accelerator()
+    monkeypatch.setattr(rng, "_accelerator_is_used", lambda: accelerator.is_used)
+    monkeypatch.setattr(torch, "get_device_module", lambda: accelerator)
+
+    def enter(n: int) -> rng.RngState:
+        accelerator.is_used = False
+        with batch_rng(1, n):
+            return rng.get_state()
+
+    drawn = []
+    for n in (0, 1, 0):
+        state = enter(n)
+        accelerator.is_used = True
+        rng.set_state(state)
+        drawn.append(accelerator.draw())
+        state = rng.get_state(state)
+        accelerator.is_used = False  # the next block is on the host
+        rng.set_state(state)
+        state = rng.get_state(state)
+        accelerator.is_used = True
+        rng.set_state(state)
+        drawn.append(accelerator.draw())
+    assert drawn[:2] == drawn[4:]
+    assert len(set(drawn)) == 4
 
 
 def test_weights_that_were_cast_before_an_update_are_not_used_after_it() -> None:

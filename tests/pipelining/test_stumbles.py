@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from stretto.pipelining import ScheduleDSP, Staleness, simulate
+from stretto.pipelining import Repairs, ScheduleDSP, Staleness, simulate
 from tests.pipelining.processes import Pool
 from tests.pipelining.training import rows
 
@@ -76,7 +76,8 @@ def trained(blocks: list[nn.Module], data: Any = DATA, **options: Any) -> list[d
     torch.manual_seed(0)
     for parameter in (p for block in blocks for p in block.parameters() if p.requires_grad):
         nn.init.normal_(parameter)
-    optimizers = [torch.optim.SGD([p for p in b.parameters() if p.requires_grad], lr=0.1) for b in blocks]
+    trainable = [[p for p in b.parameters() if p.requires_grad] for b in blocks]
+    optimizers = [torch.optim.SGD(some, lr=0.1, momentum=0.9, nesterov=True) for some in trainable]
     run = simulate(blocks, optimizers, functional.cross_entropy, **options)
     for x, y in run.feed(data):
         run.step(x, target=y)
@@ -90,14 +91,20 @@ def test_tensors_that_no_gradient_would_reach_are_refused_and_registered_classes
     assert trained([Wrap(Checked), Unwrap()], m=0)[0]["inner.weight"].isfinite().all()
 
 
-def test_what_a_pass_counts_is_counted_once_a_batch_and_its_input_stays() -> None:
+@pytest.mark.parametrize(
+    ("backward_params", "repairs"), [("current", None), ("stashed", None), ("current", Repairs(predict=True))]
+)
+def test_what_a_pass_counts_is_counted_once_a_batch_and_its_input_stays(
+    backward_params: str, repairs: Repairs | None
+) -> None:
     counting = Counting()
-    stale = trained([counting, nn.Linear(4, 4)], m=(2, 0))[0]
+    stale = trained([counting, nn.Linear(4, 4)], m=(2, 0), backward_params=backward_params, repairs=repairs)[0]
     assert (stale["average"], stale["seen"], counting.unsaved) == (6, 6, 6)
     assert all(torch.equal(x, fresh) for (x, _), (fresh, _) in zip(DATA, rows(6), strict=True))
 
 
-def test_buffers_that_no_state_dict_has_go_on_from_a_state() -> None:
+@pytest.mark.parametrize("backward_params", ["current", "stashed"])
+def test_buffers_that_no_state_dict_has_go_on_from_a_state(backward_params: Any) -> None:
     runs = []
     for _ in range(2):
         blocks = [Counting(), nn.Linear(4, 4)]
@@ -105,7 +112,8 @@ def test_buffers_that_no_state_dict_has_go_on_from_a_state() -> None:
             torch.manual_seed(0)
             block.apply(lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None)
         optimizers = [torch.optim.SGD([p for p in b.parameters() if p.requires_grad], lr=0.1) for b in blocks]
-        runs.append((simulate(blocks, optimizers, functional.cross_entropy), blocks[0]))
+        run = simulate(blocks, optimizers, functional.cross_entropy, backward_params=backward_params)
+        runs.append((run, blocks[0]))
     (first, counted), (second, resumed) = runs
     for run in (first, second):
         run.step(*DATA[0])
@@ -113,6 +121,7 @@ def test_buffers_that_no_state_dict_has_go_on_from_a_state() -> None:
     resumed.unsaved.zero_()
     second.load_state_dict(first.state_dict())
     assert torch.equal(resumed.unsaved, counted.unsaved)
+    assert torch.equal(resumed.average, counted.average)
 
 
 def test_a_loader_that_fills_one_array_again_trains_as_one_that_does_not() -> None:
@@ -206,6 +215,8 @@ def test_a_simulation_does_not_go_on_after_a_step_that_failed() -> None:
     run = simulate(blocks, [torch.optim.SGD(b.parameters(), lr=0.1) for b in blocks], functional.cross_entropy)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         run.step(torch.zeros(2, 5), target=torch.zeros(2, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="an earlier step failed"):
+        run.state_dict()
     with pytest.raises(RuntimeError, match="an earlier step failed"):
         run.step(*DATA[0])
 

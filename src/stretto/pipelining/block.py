@@ -218,13 +218,11 @@ class Block:
         if self.optimizer is not None:
             scale = self._rate_scale()
             rates = [group["lr"] for group in self.optimizer.param_groups]
-            if scale != 1.0:
-                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * scale
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * scale
             self.optimizer.step()
-            if scale != 1.0:
-                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
         self._drop_gradients()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -270,16 +268,18 @@ class Block:
     def rebuild_graph(self, flight: Flight) -> None:
         """Make the graph of a flight with copied weights again, as after loading a checkpoint."""
         assert flight.weights is not None
-        # Copies, as a graph may hold buffers, which may then not be written to from outside.
-        self._run_with_graph(flight, buffers={name: buffer.clone() for name, buffer in flight.buffers.items()})
+        with self._kept_weights() as replaced:
+            # Copies, as a graph may hold buffers, which may then not be written to from outside.
+            began_with = {name: buffer.clone() for name, buffer in flight.buffers.items()}
+            self._run_with_graph(flight, replaced=replaced | began_with)
 
     def _run_with_graph(
-        self, flight: Flight, target: Any = None, buffers: dict[str, torch.Tensor] | None = None
+        self, flight: Flight, target: Any = None, replaced: dict[str, torch.Tensor] | None = None
     ) -> tuple[Any, RngState]:
-        """Run the block, on `buffers` or its own; keep the graph in `flight`, on the last block with the loss."""
+        """Run the block, with what is `replaced` in it; keep the graph in `flight`, on the last block the loss."""
         inputs, graph = track(flight.value)
         with torch.enable_grad():
-            output, rng = self._run(flight, inputs, (flight.weights or {}) | (buffers or {}), graph, target)
+            output, rng = self._run(flight, inputs, (flight.weights or {}) | (replaced or {}), graph, target)
         graph.outputs = [
             leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in flatten(output)[0]
         ]
@@ -304,7 +304,7 @@ class Block:
                     assert graph is not None
                     graph.loss = self.options.loss(output, target)
                     self.loss = graph.loss.detach()
-            return output, get_state()
+            return output, get_state(flight.rng)
         except Exception as error:
             error.add_note(
                 f"in block {self.index} of {self.options.spec.K}, batch {flight.n}, whose input was "
@@ -335,25 +335,23 @@ class Block:
         if self.m == 0 or not (predicts or self.keeps_graph):
             return None
         if self._copies is None or self._copies[0] != self.num_updates:
-            self._copies = (self.num_updates, self._copy_weights(predicts))
+            # Frozen ones have one age only, and may be averages that the forward writes to.
+            weights = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
+            if predicts:
+                assert self.optimizer is not None
+                copies = predict_weights(weights, self.optimizer, self._delay, self._rate_scale())
+            else:
+                copies = {name: weight.detach().clone() for name, weight in weights.items()}
+            for copied in copies.values():
+                copied.requires_grad_(self.keeps_graph)
+            self._copies = (self.num_updates, copies)
         return self._copies[1]
-
-    def _copy_weights(self, predicts: bool) -> dict[str, torch.Tensor]:
-        weights = self.weights
-        if predicts:
-            assert self.optimizer is not None
-            copies = predict_weights(weights, self.optimizer, self._delay, self._rate_scale())
-        else:
-            copies = {name: weight.detach().clone() for name, weight in weights.items()}
-        if self.keeps_graph:
-            for name, weight in weights.items():
-                copies[name].requires_grad_(weight.requires_grad)
-        return copies
 
     def _collect_gradients(self, copies: dict[str, torch.Tensor]) -> None:
         """Add the gradients of copied weights to those of the weights themselves."""
-        for name, weight in self.weights.items():
-            gradient, copies[name].grad = copies[name].grad, None
+        for name, copied in copies.items():
+            weight = self.weights[name]
+            gradient, copied.grad = copied.grad, None
             if gradient is not None:
                 weight.grad = gradient if weight.grad is None else weight.grad + gradient
 

@@ -31,13 +31,7 @@ def check_optimizer(block: "Block") -> None:
         raise ValueError(
             "LBFGS computes the loss several times an update, which a pipeline does not: take SGD, AdamW or another"
         )
-    own = {id(weight) for weight in block.weights.values()}
-    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if foreign := [parameter for parameter in given if id(parameter) not in own]:
-        raise ValueError(
-            f"the optimizer of block {block.index} holds {len(foreign)} of {len(given)} parameters that are not "
-            f"in the block, the first of shape {tuple(foreign[0].shape)}: every block has its own optimizer"
-        )
+    check_parameters(optimizer, block.module, f"block {block.index}")
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(
             f"the lr_scheduler of block {block.index} belongs to another optimizer: make it from the block's own"
@@ -49,6 +43,17 @@ def check_optimizer(block: "Block") -> None:
         )
     if block.options.repairs.predict and block.m > 0:
         check_can_predict(optimizer)
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, module: torch.nn.Module, name: str) -> None:
+    """Raise ValueError for an optimizer of other parameters than those of `module`, which is called `name`."""
+    own = {id(weight) for weight in module.parameters()}
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if foreign := [parameter for parameter in given if id(parameter) not in own]:
+        raise ValueError(
+            f"the optimizer of {name} holds {len(foreign)} of {len(given)} parameters that are not in it, the "
+            f"first of shape {tuple(foreign[0].shape)}: each has its own optimizer"
+        )
 
 
 def check_loss(loss_fn: Any) -> None:

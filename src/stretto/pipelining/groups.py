@@ -4,7 +4,8 @@ Made from torch's backends directly. `dist.new_group` names a group by how many 
 that processes which have made different numbers of them would wait for each other forever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,12 +22,14 @@ _abandoned: list[Any] = []
 class Group:
     """The processes `ranks` (global), with gloo for the host's memory and NCCL for a `device`'s.
 
-    Making one is collective among them; `name` is the same in all, and new. Peers are places in `ranks`.
+    Making one is collective among them; `name` is the same in all, and new. Peers are places in `ranks`. `send` and
+    `receive` raise ConnectionError where the peer is gone.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], device: torch.device) -> None:
         self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(dist.get_rank())
+        self.own_rank = dist.get_rank()
+        self.rank = self.ranks.index(self.own_rank)
         self.size = len(self.ranks)
         self.is_waiting = False
         """Whether an operation is under way that this process has given up."""
@@ -40,12 +43,14 @@ class Group:
 
     def send(self, tensor: torch.Tensor, peer: int) -> dist.Work:
         """Begin to send a contiguous tensor, which must not change until the work is waited for."""
-        work: dist.Work = self._of(tensor).send([tensor], peer, 0)
+        with telling_connections():
+            work: dist.Work = self._of(tensor).send([tensor], peer, 0)
         return work
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
         """Wait for a tensor from `peer`; on a device, until the current stream would."""
-        self._of(tensor).recv([tensor], peer, 0).wait()
+        with telling_connections():
+            self._of(tensor).recv([tensor], peer, 0).wait()
 
     def all_reduce(self, tensor: torch.Tensor, operation: Any) -> dist.Work:
         """Begin to reduce over all."""
@@ -74,6 +79,15 @@ class Group:
 
     def _of(self, tensor: torch.Tensor) -> Any:
         return self._host if tensor.is_cpu else self._device
+
+
+@contextmanager
+def telling_connections() -> Iterator[None]:
+    """Raise ConnectionError for torch's RuntimeError inside, where only a connection can break."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(str(error)) from error
 
 
 def world_store() -> Any:

@@ -14,7 +14,7 @@ on the loss itself. K = 1 is plain training.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stretto.pipelining.block import Batch, Block, Gradients, enter
+from stretto.pipelining.block_state import State
+from stretto.pipelining.checks import check_parameters
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import LossFn, Options, accepts
 from stretto.pipelining.passes import track
 from stretto.pipelining.rng import batch_rng
-from stretto.pipelining.simulate import Simulation
+from stretto.pipelining.simulate import Simulation, make_blocks
 from stretto.pipelining.spec import Staleness
 
 
@@ -59,25 +61,19 @@ class LocalTraining(Simulation):
         self._optimizers = list(auxiliary_optimizers)
         of_auxiliaries: list[Any] = [None] * (num_blocks - 1)
         self._schedulers = of_auxiliaries if auxiliary_lr_scheduler is None else list(auxiliary_lr_scheduler)
-        of_blocks: list[Any] = [None] * num_blocks
-        schedulers = of_blocks if lr_scheduler is None else list(lr_scheduler)
-        for name, given, expected in (
-            ("optimizers", optimizers, num_blocks),
-            ("lr_scheduler", schedulers, num_blocks),
-            ("auxiliaries", self.auxiliaries, num_blocks - 1),
-            ("auxiliary_optimizers", self._optimizers, num_blocks - 1),
-            ("auxiliary_lr_scheduler", self._schedulers, num_blocks - 1),
+        for name, given in (
+            ("auxiliaries", self.auxiliaries),
+            ("auxiliary_optimizers", self._optimizers),
+            ("auxiliary_lr_scheduler", self._schedulers),
         ):
-            if len(given) != expected:
-                behind = "" if expected == num_blocks else " but the last"
+            if len(given) != num_blocks - 1:
                 raise ValueError(
-                    f"{len(given)} {name} for {num_blocks} blocks: expected {expected}, one for each{behind}"
+                    f"{len(given)} {name} for {num_blocks} blocks: expected {num_blocks - 1}, one for each but the "
+                    "last"
                 )
-        built = [
-            Block(module, index, optimizer, scheduler, options)
-            for index, (module, optimizer, scheduler) in enumerate(zip(blocks, optimizers, schedulers, strict=True))
-        ]
-        super().__init__(built, options)
+        for k, (network, optimizer) in enumerate(zip(self.auxiliaries, self._optimizers, strict=True)):
+            check_parameters(optimizer, network, f"auxiliary network {k}")
+        super().__init__(make_blocks(blocks, optimizers, lr_scheduler, options), options)
         self._predictions: dict[int, torch.Tensor] = {}
         """Gradients that were predicted for a block's output, until the true one comes (DNI)."""
 
@@ -102,6 +98,15 @@ class LocalTraining(Simulation):
         loss = self.blocks[-1].loss
         assert loss is not None
         return loss
+
+    def _capture(self) -> list[State]:
+        raise TypeError(
+            f"{type(self).__name__} is a baseline without checkpoints, which would lack the auxiliary networks: "
+            "keep the state_dict() of blocks, networks, optimizers and schedulers yourself"
+        )
+
+    def _load(self, read: Callable[[Block], State]) -> None:  # noqa: ARG002
+        self._capture()
 
     @abstractmethod
     def _provide(self, index: int, batch: Batch) -> Gradients:

@@ -12,7 +12,7 @@ from types import TracebackType
 import torch
 
 RngState = tuple[torch.Tensor, ...]
-"""The state of the CPU's generator, and of the accelerator's where there is one."""
+"""The state of the CPU's generator, and of the accelerator's from the first block on that uses one."""
 
 
 class batch_rng(AbstractContextManager[None]):  # noqa: N801  (used like torch.no_grad, and called like manual_seed)
@@ -36,19 +36,21 @@ class batch_rng(AbstractContextManager[None]):  # noqa: N801  (used like torch.n
         set_state(self._found)
 
 
-def get_state() -> RngState:
-    """The present state of torch's generators."""
-    states = [torch.get_rng_state()]
+def get_state(before: RngState = ()) -> RngState:
+    """The present state of torch's generators; that of an accelerator which is not used here as it was `before`."""
     if _accelerator_is_used():
-        states.append(torch.get_device_module().get_rng_state())
-    return tuple(states)
+        return torch.get_rng_state(), torch.get_device_module().get_rng_state()
+    return torch.get_rng_state(), *before[1:]
 
 
 def set_state(state: RngState) -> None:
-    """Put torch's generators into `state`."""
+    """Put torch's generators into `state`; an accelerator's as `batch_rng` does if no block has used one yet."""
     torch.set_rng_state(state[0])
-    if len(state) > 1 and _accelerator_is_used():
-        torch.get_device_module().set_rng_state(state[1])
+    if _accelerator_is_used():
+        if len(state) > 1:
+            torch.get_device_module().set_rng_state(state[1])
+        else:
+            torch.get_device_module().manual_seed(torch.initial_seed())
 
 
 def _accelerator_is_used() -> bool:

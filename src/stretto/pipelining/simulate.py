@@ -6,7 +6,7 @@ would staleness do to my model and my optimizer?
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -50,8 +50,6 @@ def simulate(
 
     Raises ValueError for an impossible (p; m), tied weights across blocks, and settings that cannot be meant.
     """
-    blocks = list(blocks)
-    check_not_tied(blocks)
     options = Options(
         spec=Staleness.of(len(blocks), p, m, backward_params),
         loss_fn=loss_fn,
@@ -61,19 +59,30 @@ def simulate(
         repairs=repairs or Repairs(),
         seed=seed,
     )
-    schedulers = [None] * len(blocks) if lr_scheduler is None else lr_scheduler
-    for name, given in (("optimizers", optimizers), ("lr_scheduler", schedulers)):
-        if not isinstance(given, list | tuple):
-            raise TypeError(f"{name}={given!r:.60}: expected a list, with one for each of {len(blocks)} blocks")
-        if len(given) != len(blocks):
-            raise ValueError(f"{len(given)} {name} for {len(blocks)} blocks: expected one for each (or None)")
-    built = [
-        Block(module, index, optimizer, scheduler, options)
-        for index, (module, optimizer, scheduler) in enumerate(zip(blocks, optimizers, schedulers, strict=True))
-    ]
-    check_names([[name_prefix(part, k) + name for name in part.state_dict()] for k, part in enumerate(blocks)])
+    built = make_blocks(blocks, optimizers, lr_scheduler, options)
     advise_nesterov(built)
     return Simulation(built, options)
+
+
+def make_blocks(
+    modules: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer | None],
+    lr_scheduler: Sequence[Any] | None,
+    options: Options,
+) -> list[Block]:
+    """All blocks of a model, in this process. Raises TypeError or ValueError for what does not fit together."""
+    check_not_tied(modules)
+    schedulers = [None] * len(modules) if lr_scheduler is None else lr_scheduler
+    for name, given in (("optimizers", optimizers), ("lr_scheduler", schedulers)):
+        if not isinstance(given, list | tuple):
+            raise TypeError(f"{name}={given!r:.60}: expected a list, with one for each of {len(modules)} blocks")
+        if len(given) != len(modules):
+            raise ValueError(f"{len(given)} {name} for {len(modules)} blocks: expected one for each (or None)")
+    check_names([[name_prefix(part, k) + name for name in part.state_dict()] for k, part in enumerate(modules)])
+    return [
+        Block(module, index, optimizer, scheduler, options)
+        for index, (module, optimizer, scheduler) in enumerate(zip(modules, optimizers, schedulers, strict=True))
+    ]
 
 
 class Simulation(Checkpointed):
@@ -122,17 +131,13 @@ class Simulation(Checkpointed):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Refuse to go on after an error that left some blocks ahead of others."""
-        if self._error is not None:
-            raise RuntimeError(
-                "an earlier step failed and left the blocks at different batches: make a new simulation, and load "
-                "a checkpoint if there is one"
-            ) from self._error
-        try:
-            yield
-        except BaseException as error:
-            self._error = error
-            raise
+        """For what leaves some blocks ahead of others if it fails."""
+        with self._telling():
+            try:
+                yield
+            except BaseException as error:
+                self._error = error
+                raise
 
     def eval(self, x: Any) -> Any:
         """The model's output for `x` in eval mode at the present weights; what is under way stays so."""
@@ -155,8 +160,14 @@ class Simulation(Checkpointed):
     def _own_blocks(self) -> Sequence[Block]:
         return self.blocks
 
-    def _telling(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        if self._error is not None:
+            raise RuntimeError(
+                "an earlier step failed and left the blocks at different batches: make a new simulation, and load "
+                "a checkpoint if there is one"
+            ) from self._error
+        yield
 
     def _show_arrived(self, block: Block) -> list[Gradients]:
         return list(self._gradients[block.index])

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.pipelining.codec import TensorShape, decode, encode
-from stretto.pipelining.failure import BlockFailed
+from stretto.pipelining.failure import BlockFailed, failure_of
 from stretto.pipelining.groups import Group
 
 _HEADER_BYTES = 16384
@@ -89,7 +89,7 @@ class Outbox:
         with self._lock:
             try:
                 self._send(kind, n, value, last)
-            except RuntimeError as error:
+            except ConnectionError as error:
                 raise self.explain(error) from error
         self.drain(self.limit)
 
@@ -101,7 +101,7 @@ class Outbox:
             self._is_closed = True
             try:
                 self._send(Kind.ERROR, -1, value, True)
-            except RuntimeError:  # the neighbour is gone
+            except ConnectionError:  # the neighbour is gone
                 return
 
     def drain(self, limit: int = 0) -> None:
@@ -230,7 +230,8 @@ class Inbox:
                     self._is_receiving = not last
                     self._arrived.put(message)
         except Exception as error:
-            failure = self._explain(error)
+            is_elsewhere = isinstance(error, ConnectionError | BlockFailed)
+            failure = self._explain(error) if is_elsewhere else failure_of(error, self._group.own_rank)
             self._on_failure(failure)
             self._arrived.put(failure)
 
