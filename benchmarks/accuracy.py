@@ -68,17 +68,17 @@ class Study:
         """The rate of each row with the best mean score on held-out examples."""
         grids = {row: list(plan.rates) for row in plan.rows}
         best: dict[Row, float] = {}
-        new = [c for row, rates in grids.items() for rate in rates for c in _rate_runs(plan, row, rate)]
+        new = [c for row, rates in grids.items() for rate in rates for c in _rate_runs(row, rate)]
         while new:
             self.run(new, f"{plan.name}: rates")
             new = []
             for row, rates in grids.items():
-                by_score = {rate: sum(self.scores(_rate_runs(plan, row, rate))) for rate in rates}
+                by_score = {rate: sum(self.scores(_rate_runs(row, rate))) for rate in rates}
                 best[row] = max(rates, key=by_score.__getitem__)
                 if 1 < len(rates) < MAX_RATES and best[row] in (rates[0], rates[-1]):
                     beyond = best[row] / 2 if best[row] == rates[0] else best[row] * 2
                     grids[row] = sorted([*rates, beyond])
-                    new += _rate_runs(plan, row, beyond)
+                    new += _rate_runs(row, beyond)
             self._total += sum(map(_cost, new))
             self._progress.update(self._task, total=self._total)
         for row, rates in grids.items():
@@ -90,8 +90,8 @@ class Study:
         return best
 
 
-def _rate_runs(plan: Plan, row: Row, rate: float) -> list[Condition]:
-    return [row.on("held-out", rate, RATE_SEED + seed, plan.rate_updates) for seed in range(row.rate_seeds)]
+def _rate_runs(row: Row, rate: float) -> list[Condition]:
+    return [row.on("held-out", rate, RATE_SEED + seed, row.rate_updates) for seed in range(row.rate_seeds)]
 
 
 def _test_runs(row: Row, rate: float) -> list[Condition]:
@@ -103,7 +103,7 @@ def _expected(plans: Sequence[Plan]) -> list[Condition]:
     found: dict[Condition, None] = {}
     for plan in plans:
         for row in plan.rows:
-            found |= dict.fromkeys(c for rate in plan.rates for c in _rate_runs(plan, row, rate))
+            found |= dict.fromkeys(c for rate in plan.rates for c in _rate_runs(row, rate))
             found |= dict.fromkeys(_test_runs(row, plan.rates[0]))
     return list(found)
 
@@ -127,7 +127,7 @@ def _only_finished(plan: Plan, store: Store) -> Plan:
     """The plan with the rows whose runs are all there."""
 
     def is_finished(row: Row) -> bool:
-        tried = {c.lr for c in store.runs if c == row.on("held-out", c.lr, c.seed, plan.rate_updates)}
+        tried = {c.lr for c in store.runs if c == row.on("held-out", c.lr, c.seed, row.rate_updates)}
         return any(all(c in store.runs for c in _test_runs(row, rate)) for rate in tried)
 
     return replace(plan, rows=tuple(filter(is_finished, plan.rows)))

@@ -27,10 +27,12 @@ class Row:
     base: Condition
     """A run of it; the rate, the seed and the split are put in."""
     num_seeds: int
+    rate_seeds: int
+    """Runs at each rate, to choose one."""
+    rate_updates: int
+    """Updates of these runs."""
     group: str = ""
     """Compared with the first row of the same group."""
-    rate_seeds: int = 1
-    """Runs at each rate, to choose one."""
 
     def on(self, split: str, lr: float, seed: int, updates: int | None = None) -> Condition:
         """One run."""
@@ -46,21 +48,17 @@ class Plan:
     rows: tuple[Row, ...]
     rates: tuple[float, ...]
     """The grid to begin with; it grows by factors of 2 while the best rate is at its edge."""
-    rate_updates: int
-    """Updates of the runs that choose a rate."""
     bars: tuple[str, ...] = ()
     """Titles of the rows that have to come within 0.5 points of what they are compared with."""
 
     @property
     def remark(self) -> str:
         """How the rates were chosen."""
-        fewest, most = (pick(row.rate_seeds for row in self.rows) for pick in (min, max))
-        runs = "one run" if most == 1 else f"{most} runs"
-        where = " (one in the rows of fewer seeds)" if fewest < most else ""
-        return (
-            f"Each row's rate is the best of a grid, by {runs}{where} of {self.rate_updates:,} updates "
-            "on other examples."
-        )
+        ways = sorted({(row.num_seeds, row.rate_seeds, row.rate_updates) for row in self.rows}, reverse=True)
+        (_, runs, updates), *others = ways
+        by = f"{runs} runs" if runs > 1 else "one run"
+        where = "".join(f" (one of {fewer:,} in the rows of {seeds} seeds)" for seeds, _, fewer in others)
+        return f"Each row's rate is the best of a grid, by {by} of {updates:,} updates{where} on other examples."
 
 
 def full_plans(*, full: bool, seeds: int) -> list[Plan]:
@@ -70,7 +68,8 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
     """
     fashion = _Maker("fashion-full" if full else "fashion", 9372 if full else 2250, "nesterov", seeds, 2)
     digits = _Maker("digits", 800, "nesterov", 2 * seeds, 2)
-    text = _Maker("text", 9000 if full else 3000, "adamw", min(3, seeds))
+    updates = 9000 if full else 3000
+    text = _Maker("text", updates, "adamw", min(3, seeds), rate_updates=updates // 3)
     short = _Maker(fashion.workload, 750, "nesterov", seeds)
     few = seeds if full else min(3, seeds)
     return [
@@ -84,7 +83,6 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
                 *(fashion.with_weight_decay(few) if full else ()),
             ),
             rates=(0.05, 0.1, 0.2),
-            rate_updates=fashion.updates,
             bars=tuple(f"DSP, K = {k}" for k in (2, 3, 4)),
         ),
         Plan(
@@ -98,14 +96,12 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
                 short.row(f"DSP, long queues, K = {K}, warm-up", Staleness.dsp(K), warmup=True),
             ),
             rates=(0.05, 0.1, 0.2),
-            rate_updates=750,
         ),
         Plan(
             name="digits",
             title="digits of 8x8, 1,297 images, 20 epochs of 40 updates of 32",
             rows=(*digits.methods(), *digits.repairs(2 * seeds)),
             rates=(0.025, 0.05, 0.1),
-            rate_updates=digits.updates,
         ),
         Plan(
             name="text",
@@ -119,16 +115,15 @@ def full_plans(*, full: bool, seeds: int) -> list[Plan]:
                 *text.other_optimizer("nadam"),
             ),
             rates=(0.001, 0.002, 0.004),
-            rate_updates=text.updates // 3,
         ),
     ]
 
 
 def quick_plans() -> list[Plan]:
     """Every kind of row, on made-up digits and for a moment."""
-    quick = _Maker("made-up", 8, "nesterov", 1)
+    quick = _Maker("made-up", 8, "nesterov", 1, rate_updates=4)
     rows = (*quick.methods(), *quick.repairs(1)[-4:])
-    return [Plan(name="made-up", title="made-up digits", rows=rows, rates=(0.05,), rate_updates=4)]
+    return [Plan(name="made-up", title="made-up digits", rows=rows, rates=(0.05,))]
 
 
 def map_conditions(workload: str) -> dict[tuple[int, float], Condition]:
@@ -160,7 +155,8 @@ class _Maker:
     optimizer: str
     num_seeds: int
     rate_seeds: int = 1
-    """Of the rows that have all the seeds; the others get one."""
+    rate_updates: int = 0
+    """0: all. Rows of fewer seeds get one run of half as many, to choose a rate."""
 
     def row(
         self, title: str, spec: Staleness, num_seeds: int | None = None, group: str = "", **changed: object
@@ -175,7 +171,10 @@ class _Maker:
         settings = {"weight_decay": WEIGHT_DECAY[str(settings["optimizer"])]} | settings
         base = Condition(workload=self.workload, staleness=str(spec), **settings)
         num_seeds = num_seeds or self.num_seeds
-        return Row(title, base, num_seeds, group, self.rate_seeds if num_seeds == self.num_seeds else 1)
+        rate_seeds, rate_updates = self.rate_seeds, self.rate_updates or self.updates
+        if num_seeds < self.num_seeds:
+            rate_seeds, rate_updates = 1, rate_updates // 2
+        return Row(title, base, num_seeds, rate_seeds, rate_updates, group)
 
     def methods(self, peer_seeds: int | None = None) -> list[Row]:
         """The methods at K = 4; one optimizer, but for FR, whose paper has plain momentum."""

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +46,7 @@ class Way:
     num_microbatches: int = 1
 
 
-def stale_ways(num_blocks: int) -> tuple[Way, ...]:
+def stale_ways(num_blocks: int) -> tuple[Way, Way, Way]:
     """Split backpropagation, the default, and the default with stashed weights."""
     return (
         Way("split backpropagation", Staleness.backprop(num_blocks)),
@@ -173,21 +174,27 @@ class Trainer:
         self.schedule: Any
         self.train: Callable[..., list[float]]
         if way.spec is not None:
-            self.schedule = ScheduleDSP((module, rank, size), self.optimizer, loss_fn, m=way.spec)
-            self.train = self._train_stale
+            count = way.num_microbatches
+            self.schedule = ScheduleDSP((module, rank, size), self.optimizer, loss_fn, m=way.spec, accumulate=count)
+            self.train = partial(self._train_stale, count)
         else:
             stage = PipelineStage(module, rank, size, torch.device("cpu"))
             self.schedule = SYNCHRONOUS[way.kind](stage, way.num_microbatches, loss_fn)
             self.train = self._train_synchronous
 
-    def _train_stale(self, batches: Iterable[Batch] | None) -> list[float]:
+    def _train_stale(self, num_microbatches: int, batches: Iterable[Batch]) -> list[float]:
         """Train on the batches of the first rank, and return the time at the end of every step."""
+        parts = (
+            part
+            for x, y in batches
+            for part in zip(x.chunk(num_microbatches), y.chunk(num_microbatches), strict=True)
+        )
         ends = []
-        for x, y in self.schedule.feed(batches):
+        for x, y in self.schedule.feed(parts):
             self.schedule.step(x, target=y)
             ends.append(time.perf_counter())
         self.schedule.flush()
-        return ends
+        return ends[num_microbatches - 1 :: num_microbatches]
 
     def _train_synchronous(self, batches: Iterable[Batch]) -> list[float]:
         """The same; all ranks give the batches."""

@@ -31,8 +31,14 @@ from pipeline_common import (
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from stretto.pipelining import Staleness
+from stretto.pipelining.block import Block, enter
+from stretto.pipelining.options import Options
+
 K = 2
 TWO_THREADS = "one process, two threads"
+HALVES = Way("DSP, 2 micro-batches", Staleness.of(K), num_microbatches=2)
+BOUND = "DSP without messages"
 SPLIT, DSP, STASHED = (way.name for way in stale_ways(K))
 
 
@@ -83,6 +89,28 @@ def train(state: State, name: str, batch_size: int, num_steps: int, warmup: int)
     return seconds_per_step(state["trainers"][name].train(batches), warmup)
 
 
+def compute(state: State, first: int, batch_size: int, num_steps: int, warmup: int, depth: int) -> float:
+    """Seconds a step of what DSP computes in this rank, on made-up inputs and gradients: nothing is sent."""
+    layers = make_layers(depth)
+    blocks = cut(layers, (first, len(layers) - first))
+    rank = state["rank"]
+    options = Options(spec=Staleness.of(K), loss_fn=cross_entropy)
+    optimizer = torch.optim.SGD(blocks[rank].parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    block = Block(blocks[rank], rank, optimizer, None, options)
+    ends = []
+    x, y = make_batches(state, batch_size)[0]
+    with torch.no_grad():
+        output = blocks[0](x)
+    value, gradients = (x, [torch.rand_like(output) / batch_size]) if rank == 0 else (output, None)
+    for n in range(num_steps):
+        block.forward(enter(n, value, y))
+        if block.is_due:
+            block.backward(gradients)
+            block.end_backward(n)
+        ends.append(time.perf_counter())
+    return seconds_per_step(ends, warmup)
+
+
 def train_alone(state: State, batch_size: int, num_steps: int, warmup: int, depth: int) -> float:
     """Seconds a step of the whole net in rank 0 with two threads."""
     if state["rank"] > 0:
@@ -119,7 +147,7 @@ def choose_cut(crew: Crew, way: Way, batch_size: int, balanced: int, settings: S
 
 def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> list[str]:
     """One batch size: choose the cuts, take turns, judge. Returns the rows of the table."""
-    ways = (*stale_ways(K), *synchronous_ways(settings.num_microbatches, K))
+    ways = (*stale_ways(K), HALVES, *synchronous_ways(settings.num_microbatches, K))
     balanced = crew.run(balanced_cuts, settings.depth, batch_size, ways)[0]
     chosen = {}
     for way in ways:
@@ -137,7 +165,11 @@ def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> 
     def run_alone() -> float:
         return crew.run(train_alone, batch_size, settings.num_steps, settings.warmup, settings.depth)[0]
 
-    competitors = {way.name: partial(run, way.name) for way in ways} | {TWO_THREADS: run_alone}
+    def run_bound() -> float:
+        return max(crew.run(compute, chosen[DSP], batch_size, settings.num_steps, settings.warmup, settings.depth))
+
+    competitors = {way.name: partial(run, way.name) for way in ways}
+    competitors |= {BOUND: run_bound, TWO_THREADS: run_alone}
     seconds = take_turns(competitors, report.arguments.rounds)
     torchs = [way.name for way in ways if way.spec is None]
     best = min(torchs, key=lambda name: statistics.median(seconds[name]))
@@ -151,7 +183,8 @@ def compare(report: Report, crew: Crew, batch_size: int, settings: Settings) -> 
         if bar:
             over_best = ratio(seconds[best], values)
             report.add(f"batch {batch_size}: {name} over torch's best, {best}", over_best, "times")
-        layers = f"{chosen[name]} + {num_layers - chosen[name]}" if name in chosen else "all"
+        first = chosen.get(DSP if name == BOUND else name)
+        layers = "all" if first is None else f"{first} + {num_layers - first}"
         milliseconds = 1e3 * statistics.median(values)
         title = f"**{name}**" if bar else name
         rows.append(f"| {batch_size} | {title} | {layers} | {milliseconds:.0f} | {faster} |")
