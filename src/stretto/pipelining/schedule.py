@@ -30,7 +30,7 @@ from stretto.pipelining.groups import Group, world_store
 from stretto.pipelining.meeting import Agreed, Alone, Meeting, Together
 from stretto.pipelining.neighbours import Neighbours
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
-from stretto.pipelining.place import Stage, agree, find_place, group_of_all
+from stretto.pipelining.place import Stage, agree, all_processes, find_place
 from stretto.pipelining.repairs import Repairs
 from stretto.pipelining.replicas import Replicas
 from stretto.pipelining.rng import batch_rng
@@ -80,9 +80,9 @@ class ScheduleDSP(Checkpointed):
         seed: int = 0,
     ) -> None:
         place, options, problem = None, None, None
-        all_processes = group_of_all(stage, group, mesh)
+        groups, everyone = all_processes(stage, group, mesh)
         try:
-            place = find_place(stage, group, mesh)
+            place = find_place(stage, group, mesh, everyone)
             options = Options(
                 spec=Staleness.of(place.num_stages, p, m, backward_params),
                 loss_fn=loss_fn,
@@ -97,7 +97,7 @@ class ScheduleDSP(Checkpointed):
             problem = error
         settings = {} if options is None else options.shared()
         self._rank = dist.get_rank() if dist.is_initialized() else 0
-        name = agree(problem, place, settings, all_processes, f"stretto_{self._rank}_{next(_instances)}")
+        name = agree(problem, place, settings, groups, f"stretto_{self._rank}_{next(_instances)}")
         assert place is not None
         assert options is not None
         self.spec = options.spec
@@ -115,7 +115,6 @@ class ScheduleDSP(Checkpointed):
             self._replicas = Replicas(group_of_replicas, self._board)
             self._replicas.copy_first(self.block.held())
         self._near = Neighbours(name, place, self.spec, self.block, self._board)
-        everyone = place.ranks if mesh is None else mesh.mesh.flatten().tolist()
         self._meeting: Meeting = Alone()
         if len(everyone) > 1:
             host = torch.device("cpu")
