@@ -1,14 +1,15 @@
 """Where a process stands: which block it holds, who its neighbours are, and that all agree on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from stretto.pipelining.names import check_names, keep_names, name_prefix
+from stretto.pipelining.meeting import Alone, Starting
+from stretto.pipelining.names import check_names, keep_names
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -48,13 +49,13 @@ def open_stage(stage: Any) -> tuple[nn.Module, int, int]:
 
 def all_processes(
     stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None
-) -> tuple[list[dist.ProcessGroup], tuple[int, ...]]:
-    """The processes that make a schedule together: groups that reach all of them in turn, and their global ranks.
+) -> tuple[Starting | Alone, tuple[int, ...]]:
+    """The processes that make a schedule together, and their global ranks.
 
     Raises ValueError in a process that is none of them.
     """
     if not dist.is_initialized():
-        return [], (0,)
+        return Alone(), (0,)
     assert dist.group.WORLD is not None
     groups = [group or getattr(stage, "group", None) or dist.group.WORLD]
     ranks = tuple(dist.get_process_group_ranks(groups[0]) if mesh is None else mesh.mesh.flatten().tolist())
@@ -64,7 +65,7 @@ def all_processes(
         # No new group, which torch names by how many each process has made.
         is_world = len(ranks) == dist.get_world_size()
         groups = [dist.group.WORLD] if is_world else [mesh.get_group(at) for at in range(mesh.ndim)]
-    return groups, ranks
+    return Starting(groups, ranks), ranks
 
 
 def find_place(
@@ -106,49 +107,26 @@ def find_place(
     return Place(module, index, num_stages, ranks, replicas if len(replicas) > 1 else None)
 
 
-def agree(
-    problem: Exception | None,
-    place: Place | None,
-    settings: Mapping[str, Any],
-    groups: Sequence[dist.ProcessGroup],
-    name: str,
-) -> str:
-    """Raise the same error in all processes that `groups` reach if one of them has a problem, or if they disagree.
+class Claim(NamedTuple):
+    """What a process says of itself when it starts."""
 
-    Returns the `name` that the first of them gave. Raises ValueError (or the problem itself where it arose).
-    """
-    if not dist.is_initialized():
-        if problem is not None:
-            raise problem
-        return name
-    names: Sequence[str] = ()
-    if place is not None:
-        names = [name_prefix(place.module, place.index) + name for name in place.module.state_dict()]
-    mine = (
-        None if problem is None else f"{type(problem).__name__}: {problem}",
-        None if place is None else (place.ranks, place.index),
-        dict(settings),
-        names,
-        name,
-    )
-    heard: dict[int, Any] = {dist.get_rank(): mine}
-    for group in groups:
-        told: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(told, heard, group=group)
-        heard = {rank: each for some in told for rank, each in some.items()}
-    if problem is not None:
-        raise problem
-    for rank, (found, *_) in heard.items():
-        if found is not None:
-            raise ValueError(f"rank {rank} cannot take its place in the pipeline: {found}")
-    for rank, (_, _, theirs, _, _) in heard.items():
-        for key, value in settings.items():
-            if theirs.get(key) != value:
+    place: tuple[tuple[int, ...], int]
+    """The ranks of its pipeline, and its block."""
+    settings: dict[str, Any]
+    """Which must be the same everywhere."""
+    keys: list[str]
+    """Of its block, in the plain model's state_dict."""
+    name: str
+    """A new one."""
+
+
+def agree(claims: Sequence[Claim], own: Claim) -> str:
+    """The name that all use. Raises ValueError, in all processes, if settings differ or blocks share a key."""
+    for at, claim in enumerate(claims):
+        for key, value in own.settings.items():
+            if claim.settings[key] != value:
                 raise ValueError(
-                    f"{key}={value!r} here, {key}={theirs.get(key)!r} on rank {rank}: expected the same"
+                    f"{key}={value!r} here, {key}={claim.settings[key]!r} on process {at}: expected the same"
                 )
-    assert place is not None
-    column = sorted((at[1], names) for _, at, _, names, _ in heard.values() if at[0] == place.ranks)
-    check_names([names for _, names in column])
-    common: str = heard[min(heard)][-1]
-    return common
+    check_names([claim.keys for claim in sorted(claims) if claim.place[0] == own.place[0]])
+    return claims[0].name
