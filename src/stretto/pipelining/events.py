@@ -27,6 +27,7 @@ Kind = Literal["forward", "recompute", "backward"]
 Microbatching = Literal["gpipe", "1f1b"]
 Hops = float | Sequence[float]
 _Order = list[tuple[Kind, int]]
+_BUSY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,6 @@ class Timeline:
 
     operations: tuple[Operation, ...]
     num_blocks: int
-    num_batches: int
 
     @property
     def end_s(self) -> float:
@@ -111,20 +111,6 @@ class Timeline:
             busy[operation.block] += operation.end_s - operation.start_s
         return tuple(value / self.end_s if self.end_s else 0.0 for value in busy)
 
-    @property
-    def seconds_per_batch(self) -> float:
-        """From the middle batch to the last on the first device, whose backwards complete the batches.
-
-        With times that vary this is how to find it; `seconds_per_batch` is exact where they don't. NaN if there are
-        fewer than two batches.
-        """
-        first, last = (self.num_batches - 1) // 2, self.num_batches - 1
-        if first >= last:
-            return math.nan
-        starts = [one.start_s for one in self.operations if one.block == 0 and one.kind == "forward"]
-        per_batch = len(starts) // self.num_batches
-        return (starts[last * per_batch] - starts[first * per_batch]) / (last - first)
-
 
 @dataclass(frozen=True, slots=True)
 class Steady:
@@ -135,11 +121,6 @@ class Steady:
     """The part of the time in which each device works, recomputing included."""
     speedup: float
     """Over one device that holds the whole model and computes each batch forward and backward."""
-
-    @property
-    def batches_per_s(self) -> float:
-        """The throughput."""
-        return 1 / self.seconds_per_batch
 
 
 def recomputes(spec: Staleness) -> tuple[bool, ...]:
@@ -171,7 +152,7 @@ def play(
             if n >= age:
                 order.append(("backward", n - age))
         orders.append(order)
-    return Timeline(_run(orders, times, hops), spec.K, num_batches)
+    return Timeline(_run(orders, times, hops), spec.K)
 
 
 def play_microbatches(
@@ -191,7 +172,7 @@ def play_microbatches(
         raise ValueError(f"{num_microbatches} micro-batches: expected 1 or more")
     hops = _hops(hop_s, times.K)
     orders = [_order(kind, times.K - k, num_microbatches, checkpoint=checkpoint) for k in range(times.K)]
-    return Timeline(_run(orders, times, hops, num_microbatches, recompute_waits=True), times.K, 1)
+    return Timeline(_run(orders, times, hops, num_microbatches, recompute_waits=True), times.K)
 
 
 def predict(spec: Staleness, times: BlockTimes, *, hop_s: Hops = 0.0) -> Steady:
@@ -221,19 +202,15 @@ def predict_microbatches(
     return Steady(one.end_s, one.utilisation, times.one_device_s / one.end_s)
 
 
-def smallest_m(
-    times: BlockTimes, hop_s: Hops = 0.0, *, busy: float = 0.99, backward_params: BackwardParams = "current"
-) -> Staleness:
-    """The smallest staleness that reaches `busy` of the best throughput that any staleness has.
+def smallest_m(times: BlockTimes, hop_s: Hops = 0.0, *, backward_params: BackwardParams = "current") -> Staleness:
+    """The smallest staleness that reaches 99 % of the best throughput that any staleness has.
 
     Staleness costs accuracy, so no block gets more than its loops need: m_i - m_j >= loop / seconds a batch - 1,
     whose least solution is found from the last block on. A block with m_k = 0 saves its recompute, so each number
     of last blocks with m_k = 0 is tried. p is half of m_k - m_{k+1}, rounded down, and q the rest.
 
-    Raises ValueError for a `busy` outside (0, 1] and for hops of another number of gaps than K - 1.
+    Raises ValueError for hops of another number of gaps than K - 1.
     """
-    if not 0 < busy <= 1:
-        raise ValueError(f"busy={busy}: expected the part of the best throughput to reach, above 0, at most 1")
     num_blocks = times.K
     hops = _hops(hop_s, num_blocks)
     choices: list[tuple[int, Staleness, float]] = []  # blocks with m > 0, a specification with these, the bound
@@ -242,7 +219,7 @@ def smallest_m(
         spec = Staleness.of(num_blocks, m=pattern, backward_params=backward_params)
         unbroken = times.loop_s(spec, num_stale, num_blocks - 1) + 2 * sum(hops[num_stale:])
         choices.append((num_stale, spec, max(*times.work_s(spec), unbroken)))
-    limit_s = min(bound for _, _, bound in choices) / busy * (1 + 1e-9)
+    limit_s = min(bound for _, _, bound in choices) / _BUSY * (1 + 1e-9)
     found = []
     for num_stale, spec, bound in choices:
         if bound > limit_s:
