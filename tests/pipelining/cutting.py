@@ -25,9 +25,14 @@ def cut_in_a_process(rank: int, store: str, results: SimpleQueue) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
     slow_at = 0 if rank == 0 else 4  # by its own times each process would cut elsewhere
     model = nn.Sequential(*[Slow() if at == slow_at else nn.Linear(3, 3) for at in range(5)])
-    lengths = [len(block) for block in partition(model, 2, sample=torch.randn(4, 3))]
-    try:
-        partition(model, 2, sample=torch.randn(4, 2 + rank))
-    except RuntimeError as error:
-        results.put((rank, lengths, str(error)[:20]))
+    sample = torch.randn(4, 3)
+    lengths = [len(block) for block in partition(model, 2, sample=sample)]
+    with_one = [len(block) for block in partition(model, 2, sample=sample if rank == 0 else None)]
+    told = []
+    for wrong in (torch.randn(4, 2 + rank), sample if rank else None):
+        try:
+            partition(model, 2, sample=wrong)
+        except (RuntimeError, ValueError) as error:
+            told.append(str(error)[:20])
+    results.put((rank, lengths, with_one, *told))
     dist.destroy_process_group()

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from stretto.pipelining.drawing import schedule_svg, schedule_text, timeline_svg, timeline_text
-from stretto.pipelining.events import BlockTimes, play, play_microbatches, recomputes
+from stretto.pipelining.drawing import schedule_svg, schedule_text
+from stretto.pipelining.events import BlockTimes, play, recomputes
 from stretto.pipelining.spec import Staleness
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -94,16 +94,6 @@ def test_the_svg_needs_nothing_else_and_has_colours_for_dark_pages() -> None:
     assert "prefers-color-scheme:dark" in document
     assert set(re.findall(r"https?://[^\"]*", document)) == {"http://www.w3.org/2000/svg"}
     assert document == schedule_svg(Staleness.dsp(3))
-
-
-def test_micro_batches_are_drawn_too() -> None:
-    played = play_microbatches("gpipe", BlockTimes.even(2), 2, num_batches=2)
-    assert lines(timeline_text(played))[1:3] == [
-        "device 0 F0-F1-.........B0----B1----F2-F3-.........B2----B3----",
-        "device 1 ...F0-F1-B0----B1----.........F2-F3-B2----B3----......",
-    ]
-    assert "the way of micro-batch 2" in timeline_svg(played, "GPipe <2>")
-    assert "GPipe &lt;2&gt;" in timeline_svg(played, "GPipe <2>")
 
 
 def test_a_schedule_of_no_batch_is_an_empty_picture() -> None:

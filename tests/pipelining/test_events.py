@@ -62,7 +62,6 @@ def test_longer_queues_hide_a_hop_of_half_a_forward() -> None:
     # 1.78 if the recompute waited for the gradient, too
     assert predict(Staleness.of(4), times, hop_s=0.5).speedup == pytest.approx(2)
     assert predict(Staleness.dsp(4), times, hop_s=0.5).speedup == pytest.approx(3)
-    assert predict(Staleness.dsp(4), times, hop_s=0.5).batches_per_s == pytest.approx(1)
     assert smallest_m(times, 0.5) == Staleness.dsp(4)
     assert smallest_m(times) == Staleness.of(4)
 
@@ -123,25 +122,25 @@ def test_without_staleness_a_batch_takes_the_sum_of_all_times(
     total = times.one_device_s + 2 * sum(hops)
     assert predict(Staleness.backprop(spec.K), times, hop_s=hops).seconds_per_batch == total
     for kind in ("gpipe", "1f1b"):
-        assert play_microbatches(kind, times, 1, hop_s=hops, num_batches=3).end_s == 3 * total
+        assert play_microbatches(kind, times, 1, hop_s=hops).end_s == total
 
 
-@given(settled(), st.sampled_from([0.9, 0.99, 1.0]))
+@given(settled())
 def test_the_smallest_m_keeps_the_devices_busy_and_no_smaller_one_does(
-    case: tuple[Staleness, BlockTimes, list[float]], busy: float
+    case: tuple[Staleness, BlockTimes, list[float]],
 ) -> None:
     spec, times, hops = case
-    found = smallest_m(times, hops, busy=busy, backward_params=spec.backward_params)
+    found = smallest_m(times, hops, backward_params=spec.backward_params)
     patterns = [(100 * (spec.K - k) for k in range(stale)) for stale in range(spec.K)]
     ages = [(*pattern, *[0] * (spec.K - stale)) for stale, pattern in enumerate(patterns)]
     plenty = [Staleness.of(spec.K, m=age, backward_params=spec.backward_params) for age in ages]
     best = min(predict(each, times, hop_s=hops).seconds_per_batch for each in plenty)
-    assert predict(found, times, hop_s=hops).seconds_per_batch <= best / busy * (1 + 1e-6)
+    assert predict(found, times, hop_s=hops).seconds_per_batch <= best / 0.99 * (1 + 1e-6)
     for k in range(spec.K):
         ages = [*found.m[:k], found.m[k] - 1, *found.m[k + 1 :]]
         if ages == sorted(ages, reverse=True) and ages[-1] == 0:
             smaller = Staleness.of(spec.K, m=ages, backward_params=spec.backward_params)
-            assert predict(smaller, times, hop_s=hops).seconds_per_batch > best / busy
+            assert predict(smaller, times, hop_s=hops).seconds_per_batch > best / 0.99
 
 
 def test_a_block_too_small_to_pay_for_the_recompute_of_the_other_gets_no_staleness() -> None:
@@ -179,33 +178,14 @@ def test_checkpointing_costs_gpipe_a_forward() -> None:
     assert predict_microbatches("gpipe", times, 4).seconds_per_batch == pytest.approx(1.875)
 
 
-def test_a_slow_operation_takes_its_factor_times_as_long_and_queues_hide_it() -> None:
-    def slowdown(block: int, kind: str, batch: int) -> float:
-        return 3.0 if batch % 8 == 2 * block else 1.0
-
-    times = BlockTimes.even(4)
-    short, long = (play(spec, times, num_batches=400, slowdown=slowdown) for spec in (Staleness.of(4), LONG_QUEUES))
-    slow = [one for one in short.operations if one.block == 2 and one.batch == 4]
-    assert [one.end_s - one.start_s for one in slow] == pytest.approx([0.75, 0.75, 1.5])
-    assert long.seconds_per_batch == pytest.approx(1.25, abs=0.01)
-    assert short.seconds_per_batch > long.seconds_per_batch
-    synchronous = play_microbatches("gpipe", times, 4, num_batches=100, slowdown=slowdown)
-    assert synchronous.seconds_per_batch == pytest.approx(synchronous.end_s / 100)
-    assert synchronous.seconds_per_batch > predict_microbatches("gpipe", times, 4).seconds_per_batch
-
-
-LONG_QUEUES = Staleness.dsp(4, 4, 4)
-
-
 def test_one_block_needs_no_staleness() -> None:
     assert smallest_m(BlockTimes((1,), (2,))) == Staleness.backprop(1)
     assert predict(Staleness.of(1), BlockTimes((1,), (2,)), hop_s=9).speedup == 1
 
 
-def test_a_run_of_no_batch_or_one_has_no_slope() -> None:
-    assert play(Staleness.of(3), BlockTimes.even(3), num_batches=0) == Timeline((), 3, 0)
+def test_a_run_of_no_batch_is_empty() -> None:
+    assert play(Staleness.of(3), BlockTimes.even(3), num_batches=0) == Timeline((), 3)
     assert play(Staleness.of(3), BlockTimes.even(3), num_batches=0).utilisation == (0, 0, 0)
-    assert math.isnan(play(Staleness.of(3), BlockTimes.even(3), num_batches=1).seconds_per_batch)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +203,6 @@ def test_a_run_of_no_batch_or_one_has_no_slope() -> None:
         (lambda: predict(Staleness.of(3), BlockTimes.even(3), hop_s=-1), "hop_s=-1"),
         (lambda: predict_microbatches("gpipe", BlockTimes.even(3), 0), "0 micro-batches"),
         (lambda: predict_microbatches("zb", BlockTimes.even(3), 2), "'zb': expected \"gpipe\""),
-        (lambda: smallest_m(BlockTimes.even(3), busy=0), "busy=0"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_value(made: object, says: str) -> None:

@@ -152,7 +152,8 @@ def test_all_processes_cut_as_the_first_one_measured_and_fail_as_it_does(tmp_pat
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
     mp.start_processes(cut_in_a_process, (str(tmp_path / "store"), results), nprocs=2, start_method="spawn")
-    assert sorted(results.get() for _ in range(2)) == [(rank, [1, 4], "layer '1' (Linear) f") for rank in range(2)]
+    found = sorted(results.get() for _ in range(2))
+    assert found == [(rank, [1, 4], [1, 4], "layer '1' (Linear) f", 'by="time" measures t') for rank in range(2)]
 
 
 class Pair(nn.Module):

@@ -4,13 +4,14 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
 from stretto.pipelining import ScheduleDSP, batch_rng
 from tests.pipelining.processes import Pool
-from tests.pipelining.training import Data, Result, Run, rows, simulated, train
+from tests.pipelining.training import Data, Result, Run, joined, rows, simulated, train
 
 Part = tuple[dict[str, torch.Tensor], list[Any], int, list[str]]
 
@@ -101,3 +102,21 @@ def test_the_shorter_of_two_loaders_ends_the_pass_for_all(pool: Pool) -> None:
         [],
         [],
     ]
+
+
+def on_a_part_of_the_world(rank: int, world: int, run: Run) -> Any:
+    """Two blocks on the processes 1 and 3, which have made different numbers of groups."""
+    mesh = DeviceMesh("cpu", [[1], [3]])
+    if rank not in (1, 3):
+        return None
+    if rank == 1:
+        dist.new_group([1], use_local_synchronization=True)
+    block = run.make_blocks(2)[rank // 2]
+    schedule = ScheduleDSP((block, rank // 2, 2), run.make_optimizer(block), run.loss_fn, mesh=mesh)
+    losses = train(run, schedule, reads=rank == 1)
+    return block.state_dict(), losses, schedule.block.num_updates
+
+
+def test_a_mesh_of_some_processes_trains_whatever_groups_each_has_made(pool: Pool) -> None:
+    _, first, _, last = pool.run(on_a_part_of_the_world, 4, Run(), timeout_s=20)
+    joined([first, last]).check_is(simulated(Run(), 2))

@@ -6,6 +6,7 @@ A message is a tree of any nesting. Its tensors travel in the order of their sto
 that both see the same tensors.
 """
 
+import copyreg
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class TensorShape:
 class Description:
     """A tree without its tensors, and without an object of a class whose fields have to be tensors."""
 
-    structure: "PlainStructure"
+    structure: Structure
     leaves: tuple[Any, ...]
     """A `TensorShape` for every tensor, everything else itself."""
 
@@ -50,43 +51,10 @@ class Description:
         """The tensors to come, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorShape)]
 
-    def build(self, leaves: list[Any]) -> Any:
-        """The tree with `leaves`."""
-        return _revive(self.structure).build(leaves)
-
-
-PlainSpec = tuple[Any, Any, tuple["PlainSpec", ...]] | None
-"""A TreeSpec (type, context, children), None for a leaf: torch's own warns when it is unpickled."""
-PlainStructure = tuple[PlainSpec, dict[int, tuple[Any, "PlainStructure"]], list[str]]
-
-
-def _lay_out(structure: Structure) -> PlainStructure:
-    inner = {at: (shell, _lay_out(part)) for at, (shell, part) in structure.mappings.items()}
-    return _lay_out_spec(structure.spec), inner, structure.paths
-
-
-def _lay_out_spec(spec: pytree.TreeSpec) -> PlainSpec:
-    if spec.is_leaf():
-        return None
-    children = spec.children() if hasattr(spec, "children") else spec.children_specs  # older torch
-    return spec.type, spec.context, tuple(map(_lay_out_spec, children))
-
-
-def _revive(plain: PlainStructure) -> Structure:
-    spec, mappings, paths = plain
-    return Structure(
-        _revive_spec(spec), {at: (shell, _revive(part)) for at, (shell, part) in mappings.items()}, paths
-    )
-
-
-def _revive_spec(spec: PlainSpec) -> pytree.TreeSpec:
-    if spec is None:
-        return _LEAF
-    kind, context, children = spec
-    return pytree.TreeSpec(kind, context, [_revive_spec(child) for child in children])
-
 
 _LEAF = pytree.tree_structure(0)
+if type(_LEAF) is not pytree.TreeSpec:  # torch's own warns when it is unpickled
+    copyreg.pickle(type(_LEAF), lambda _: (pytree.tree_structure, (0,)))
 
 
 def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, list[torch.Tensor]]:
@@ -124,14 +92,14 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
             TensorShape(tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad, tensor.is_cpu)
         )
         flat.append(tensor.as_strided((tensor.numel(),), (1,)))
-    return Description(_lay_out(structure), tuple(described)), flat
+    return Description(structure, tuple(described)), flat
 
 
 def decode(description: Description, flat: Sequence[torch.Tensor]) -> Any:
     """Build the tree again from tensors that nobody else writes to."""
     rest = iter(flat)
     leaves = [leaf.restore(next(rest)) if isinstance(leaf, TensorShape) else leaf for leaf in description.leaves]
-    return description.build(leaves)
+    return description.structure.build(leaves)
 
 
 def pass_on(tree: Any) -> Any:

@@ -4,8 +4,6 @@ Drawn from the event model, so a wait for a neighbour or for a slow link is wher
 """
 
 import math
-from collections.abc import Sequence
-from html import escape
 
 from rich.style import Style
 from rich.text import Text
@@ -39,37 +37,21 @@ def schedule_text(
         hop_s: latency between neighbours, in the unit of `times`.
         num_batches: to draw; default: enough for the warm-up, a steady part and the drain.
         width: columns, 60 or more.
+
+    Raises ValueError for fewer.
     """
-    return timeline_text(_play(spec, times, hop_s, num_batches), spec.m, width)
-
-
-def schedule_svg(
-    spec: Staleness,
-    times: BlockTimes | None = None,
-    *,
-    hop_s: Hops = 0.0,
-    num_batches: int | None = None,
-) -> str:
-    """The schedule as an SVG document that needs nothing else, for pages light or dark; arguments as above.
-
-    The way of one batch through all blocks and back is traced.
-    """
-    return timeline_svg(_play(spec, times, hop_s, num_batches), str(spec), spec.m)
-
-
-def timeline_text(timeline: Timeline, m: Sequence[int] | None = None, width: int = 120) -> Text:
-    """Any timeline as text; `m` is put beside the devices. Raises ValueError for fewer than 60 columns."""
     if width < 60:
         raise ValueError(f"width={width}: expected 60 columns or more")
-    names = [name + " " for name in _names(timeline.num_blocks, m)]
+    timeline = _play(spec, times, hop_s, num_batches)
+    names = [name + " " for name in _names(spec)]
     left = max(map(len, names))
     room = width - left
     lasting = [one for one in timeline.operations if one.end_s > one.start_s]
     needed = max((len(_label(one)) + 1) / (one.end_s - one.start_s) for one in lasting) if lasting else 1.0
     scale = min(needed, _MAX_SYSTEMS * room / timeline.end_s) if lasting else 1.0
     length = math.ceil(timeline.end_s * scale)
-    rows = [_text_row(timeline, block, scale, length) for block in range(timeline.num_blocks)]
-    heading = Text("".join(_phase_row(timeline, scale, length)) if m is not None and lasting else " " * length)
+    rows = [_text_row(timeline, block, scale, length) for block in range(spec.K)]
+    heading = Text("".join(_phase_row(timeline, scale, length)) if lasting else "")
     text = Text()
     for first in range(0, length, room):
         text.append(" " * left)
@@ -84,23 +66,33 @@ def timeline_text(timeline: Timeline, m: Sequence[int] | None = None, width: int
     return text.append_text(legend).append(". idle")
 
 
-def timeline_svg(timeline: Timeline, title: str, m: Sequence[int] | None = None) -> str:
-    """Any timeline as SVG; `m` is put beside the devices."""
+def schedule_svg(
+    spec: Staleness,
+    times: BlockTimes | None = None,
+    *,
+    hop_s: Hops = 0.0,
+    num_batches: int | None = None,
+) -> str:
+    """The schedule as an SVG document that needs nothing else, for pages light or dark; arguments as above.
+
+    The way of one batch through all blocks and back is traced.
+    """
+    timeline = _play(spec, times, hop_s, num_batches)
     scale = (_WIDTH - _LEFT - 8) / timeline.end_s if timeline.end_s else 1.0
-    bottom = _TOP + _ROW * timeline.num_blocks
+    bottom = _TOP + _ROW * spec.K
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 14}" role="img" '
-        f'aria-label="{escape(title)}: what each device does when">',
+        f'aria-label="{spec}: what each device does when">',
         f"<style>{_CSS}</style>",
-        f'<text class="title" x="8" y="22">{escape(title)}</text>',
+        f'<text class="title" x="8" y="22">{spec}</text>',
         *_legend(timeline),
     ]
-    for name, first, last in _phases(timeline) if m is not None and timeline.operations else ():
+    for name, first, last in _phases(timeline) if timeline.operations else ():
         x, end = _LEFT + first * scale, _LEFT + last * scale
         parts.append(f'<path class="phase" d="M{x:.1f} {_TOP - 14}V{bottom}"/>')
         if (end - x) > _DIGIT * len(name):
             parts.append(f'<text class="note" x="{x + 5:.1f}" y="{_TOP - 8}">{name}</text>')
-    for block, name in enumerate(_names(timeline.num_blocks, m)):
+    for block, name in enumerate(_names(spec)):
         y = _TOP + _ROW * block
         parts.append(f'<text x="8" y="{y + 20}">{name}</text>')
         parts.append(
@@ -129,8 +121,8 @@ def _play(spec: Staleness, times: BlockTimes | None, hop_s: Hops, num_batches: i
     return play(spec, times, hop_s=hop_s, num_batches=spec.m[0] + 4 if num_batches is None else num_batches)
 
 
-def _names(num_blocks: int, m: Sequence[int] | None) -> list[str]:
-    return [f"device {k}" if m is None else f"device {k}, m={m[k]}" for k in range(num_blocks)]
+def _names(spec: Staleness) -> list[str]:
+    return [f"device {k}, m={age}" for k, age in enumerate(spec.m)]
 
 
 def _label(one: Operation) -> str:
@@ -184,8 +176,7 @@ def _legend(timeline: Timeline) -> list[str]:
             x += 34 + _DIGIT * len(kind)
     if timeline.operations:
         parts.append(f'<path class="trace" stroke-width="3" d="M{x} 40h14"/>')
-        part = "batch" if len({one.batch for one in timeline.operations}) == timeline.num_batches else "micro-batch"
-        parts.append(f'<text class="note" x="{x + 20}" y="45">the way of {part} {_traced(timeline)}</text>')
+        parts.append(f'<text class="note" x="{x + 20}" y="45">the way of batch {_traced(timeline)}</text>')
     return parts
 
 

@@ -16,17 +16,18 @@ i = j is the bound that no staleness passes: the busiest device.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from stretto.pipelining.spec import BackwardParams, Staleness
 
 Kind = Literal["forward", "recompute", "backward"]
-Slowdown = Callable[[int, Kind, int], float]
-"""(block, kind of operation, batch) -> how many times as long it takes. Micro-batches count on over the batches."""
 Microbatching = Literal["gpipe", "1f1b"]
 Hops = float | Sequence[float]
+_Order = list[tuple[Kind, int]]
+_BUSY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Operation(NamedTuple):
     block: int
     kind: Kind
     batch: int
-    """With micro-batches the number of the micro-batch, counted on over the batches."""
+    """With micro-batches the number of the micro-batch."""
     start_s: float
     end_s: float
 
@@ -96,7 +97,6 @@ class Timeline:
 
     operations: tuple[Operation, ...]
     num_blocks: int
-    num_batches: int
 
     @property
     def end_s(self) -> float:
@@ -111,20 +111,6 @@ class Timeline:
             busy[operation.block] += operation.end_s - operation.start_s
         return tuple(value / self.end_s if self.end_s else 0.0 for value in busy)
 
-    @property
-    def seconds_per_batch(self) -> float:
-        """From the middle batch to the last on the first device, whose backwards complete the batches.
-
-        With times that vary this is how to find it; `seconds_per_batch` is exact where they don't. NaN if there are
-        fewer than two batches.
-        """
-        first, last = (self.num_batches - 1) // 2, self.num_batches - 1
-        if first >= last:
-            return math.nan
-        starts = [one.start_s for one in self.operations if one.block == 0 and one.kind == "forward"]
-        per_batch = len(starts) // self.num_batches
-        return (starts[last * per_batch] - starts[first * per_batch]) / (last - first)
-
 
 @dataclass(frozen=True, slots=True)
 class Steady:
@@ -135,11 +121,6 @@ class Steady:
     """The part of the time in which each device works, recomputing included."""
     speedup: float
     """Over one device that holds the whole model and computes each batch forward and backward."""
-
-    @property
-    def batches_per_s(self) -> float:
-        """The throughput."""
-        return 1 / self.seconds_per_batch
 
 
 def recomputes(spec: Staleness) -> tuple[bool, ...]:
@@ -153,7 +134,6 @@ def play(
     *,
     hop_s: Hops = 0.0,
     num_batches: int = 8,
-    slowdown: Slowdown | None = None,
 ) -> Timeline:
     """The events of `num_batches` batches through blocks with layer-wise staleness, warm-up and drain included.
 
@@ -161,31 +141,18 @@ def play(
     Raises ValueError where the times or hops are for another number of blocks than `spec`.
     """
     hops = _hops(hop_s, _same_blocks(spec, times))
-    free = [0.0] * spec.K
-    made: list[list[Operation]] = [[] for _ in range(spec.K)]
-    output: list[dict[int, float]] = [{} for _ in range(spec.K)]  # when it reaches the next block
-    gradient: list[dict[int, float]] = [{} for _ in range(spec.K)]  # when it reaches the block before
-    is_replayed = recomputes(spec)
-
-    def work(k: int, kind: Kind, batch: int, seconds: float, ready_s: float = 0.0) -> float:
-        start = max(free[k], ready_s)
-        free[k] = start + seconds * (slowdown(k, kind, batch) if slowdown else 1.0)
-        made[k].append(Operation(k, kind, batch, start, free[k]))
-        return free[k]
-
-    for n in range(num_batches + spec.m[0]):
-        for k in range(spec.K):
+    orders: list[_Order] = []
+    for age, is_replayed in zip(spec.m, recomputes(spec), strict=True):
+        order: _Order = []
+        for n in range(num_batches + age):
             if n < num_batches:
-                arrived = output[k - 1].pop(n) if k else 0.0
-                output[k][n] = work(k, "forward", n, times.forward_s[k], arrived) + hops[k]
-        for k in reversed(range(spec.K)):
-            batch = n - spec.m[k]
-            if 0 <= batch < num_batches:
-                arrived = gradient[k + 1].pop(batch) if k + 1 < spec.K else 0.0
-                if is_replayed[k]:
-                    work(k, "recompute", batch, times.recompute_s[k])
-                gradient[k][batch] = work(k, "backward", batch, times.backward_s[k], arrived) + hops[k - 1]
-    return Timeline(tuple(one for of_block in made for one in of_block), spec.K, num_batches)
+                order.append(("forward", n))
+            if n >= age and is_replayed:
+                order.append(("recompute", n - age))
+            if n >= age:
+                order.append(("backward", n - age))
+        orders.append(order)
+    return Timeline(_run(orders, times, hops), spec.K)
 
 
 def play_microbatches(
@@ -194,48 +161,18 @@ def play_microbatches(
     num_microbatches: int,
     *,
     hop_s: Hops = 0.0,
-    num_batches: int = 1,
-    slowdown: Slowdown | None = None,
     checkpoint: bool = False,
 ) -> Timeline:
-    """The events of GPipe or 1F1B: batches in M parts, each taking 1/M of a batch's time, one update at the end.
+    """The events of GPipe or 1F1B: a batch in M parts, each taking 1/M of its time, one update at the end.
 
     GPipe runs all parts forward, then all backward; 1F1B begins backwards as soon as it can. With `checkpoint`
-    every block recomputes before a backward. A batch begins when the first block has finished the one before.
+    every block recomputes before a backward, once the gradient has come.
     """
     if num_microbatches < 1:
         raise ValueError(f"{num_microbatches} micro-batches: expected 1 or more")
-    hops, num_blocks, parts = _hops(hop_s, times.K), times.K, num_microbatches
-    made: list[list[Operation]] = [[] for _ in range(num_blocks)]
-    free = [0.0] * num_blocks
-    for batch in range(num_batches):
-        waiting = [_order(kind, num_blocks - k, parts, batch * parts) for k in range(num_blocks)]
-        arrival: dict[tuple[int, Kind, int], float] = {}  # of an operation's input at its block
-        at = [0] * num_blocks
-        while any(at[k] < len(waiting[k]) for k in range(num_blocks)):
-            for k in range(num_blocks):
-                while at[k] < len(waiting[k]):
-                    what, number = waiting[k][at[k]]
-                    is_first = k == 0 if what == "forward" else k == num_blocks - 1
-                    if not is_first and (k, what, number) not in arrival:
-                        break
-                    ready = arrival.get((k, what, number), 0.0)
-                    steps: list[tuple[Kind, float]] = [
-                        (what, times.forward_s[k] if what == "forward" else times.backward_s[k])
-                    ]
-                    if what == "backward" and checkpoint:
-                        steps.insert(0, ("recompute", times.recompute_s[k]))
-                    for step, seconds in steps:
-                        start = max(free[k], ready)
-                        longer = slowdown(k, step, number) if slowdown else 1.0
-                        free[k] = start + seconds / parts * longer
-                        made[k].append(Operation(k, step, number, start, free[k]))
-                    if what == "forward":
-                        arrival[k + 1, what, number] = free[k] + hops[k]
-                    else:
-                        arrival[k - 1, what, number] = free[k] + hops[k - 1]
-                    at[k] += 1
-    return Timeline(tuple(one for of_block in made for one in of_block), num_blocks, num_batches)
+    hops = _hops(hop_s, times.K)
+    orders = [_order(kind, times.K - k, num_microbatches, checkpoint=checkpoint) for k in range(times.K)]
+    return Timeline(_run(orders, times, hops, num_microbatches, recompute_waits=True), times.K)
 
 
 def predict(spec: Staleness, times: BlockTimes, *, hop_s: Hops = 0.0) -> Steady:
@@ -265,19 +202,15 @@ def predict_microbatches(
     return Steady(one.end_s, one.utilisation, times.one_device_s / one.end_s)
 
 
-def smallest_m(
-    times: BlockTimes, hop_s: Hops = 0.0, *, busy: float = 0.99, backward_params: BackwardParams = "current"
-) -> Staleness:
-    """The smallest staleness that reaches `busy` of the best throughput that any staleness has.
+def smallest_m(times: BlockTimes, hop_s: Hops = 0.0, *, backward_params: BackwardParams = "current") -> Staleness:
+    """The smallest staleness that reaches 99 % of the best throughput that any staleness has.
 
     Staleness costs accuracy, so no block gets more than its loops need: m_i - m_j >= loop / seconds a batch - 1,
     whose least solution is found from the last block on. A block with m_k = 0 saves its recompute, so each number
     of last blocks with m_k = 0 is tried. p is half of m_k - m_{k+1}, rounded down, and q the rest.
 
-    Raises ValueError for a `busy` outside (0, 1] and for hops of another number of gaps than K - 1.
+    Raises ValueError for hops of another number of gaps than K - 1.
     """
-    if not 0 < busy <= 1:
-        raise ValueError(f"busy={busy}: expected the part of the best throughput to reach, above 0, at most 1")
     num_blocks = times.K
     hops = _hops(hop_s, num_blocks)
     choices: list[tuple[int, Staleness, float]] = []  # blocks with m > 0, a specification with these, the bound
@@ -286,7 +219,7 @@ def smallest_m(
         spec = Staleness.of(num_blocks, m=pattern, backward_params=backward_params)
         unbroken = times.loop_s(spec, num_stale, num_blocks - 1) + 2 * sum(hops[num_stale:])
         choices.append((num_stale, spec, max(*times.work_s(spec), unbroken)))
-    limit_s = min(bound for _, _, bound in choices) / busy * (1 + 1e-9)
+    limit_s = min(bound for _, _, bound in choices) / _BUSY * (1 + 1e-9)
     found = []
     for num_stale, spec, bound in choices:
         if bound > limit_s:
@@ -303,17 +236,52 @@ def smallest_m(
     return Staleness(tuple(outputs), tuple(best), backward_params)
 
 
-def _order(kind: Microbatching, ahead: int, parts: int, first: int) -> list[tuple[Kind, int]]:
+def _run(
+    orders: Sequence[_Order], times: BlockTimes, hops: list[float], parts: int = 1, *, recompute_waits: bool = False
+) -> tuple[Operation, ...]:
+    """Each block's operations in their order, each as soon as its input has arrived, in 1/`parts` of its time."""
+    seconds = {"forward": times.forward_s, "recompute": times.recompute_s, "backward": times.backward_s}
+    last = len(orders) - 1
+    waiting = [deque(order) for order in orders]
+    free = [0.0] * len(orders)
+    made: list[list[Operation]] = [[] for _ in orders]
+    arrival: dict[tuple[int, Kind, int], float] = {}  # of an operation's input at its block
+    while any(waiting):
+        num_waiting = sum(map(len, waiting))
+        for k, order in enumerate(waiting):
+            while order:
+                kind, n = order[0]
+                needs: tuple[int, Kind, int] = (k, "forward" if kind == "forward" else "backward", n)
+                ready = 0.0
+                if k != (0 if kind == "forward" else last) and (kind != "recompute" or recompute_waits):
+                    if needs not in arrival:
+                        break
+                    ready = arrival[needs]
+                order.popleft()
+                start = max(free[k], ready)
+                free[k] = start + seconds[kind][k] / parts
+                made[k].append(Operation(k, kind, n, start, free[k]))
+                if kind == "forward":
+                    arrival[k + 1, kind, n] = free[k] + hops[k]
+                elif kind == "backward":
+                    arrival[k - 1, kind, n] = free[k] + hops[k - 1]
+        assert sum(map(len, waiting)) < num_waiting, f"the blocks wait for each other, before {waiting}"
+    return tuple(one for of_block in made for one in of_block)
+
+
+def _order(kind: Microbatching, ahead: int, parts: int, *, checkpoint: bool) -> _Order:
     """A block's operations on one batch; `ahead` counts the blocks from it to the last."""
     if kind not in ("gpipe", "1f1b"):
         raise ValueError(f'{kind!r}: expected "gpipe" or "1f1b"')
     lead = parts if kind == "gpipe" else min(parts, ahead)
-    forwards: list[tuple[Kind, int]] = [("forward", first + part) for part in range(parts)]
-    backwards: list[tuple[Kind, int]] = [("backward", first + part) for part in range(parts)]
-    order = forwards[:lead]
-    for part in range(parts - lead):
-        order += [backwards[part], forwards[lead + part]]
-    return order + backwards[parts - lead :]
+    order: _Order = [("forward", part) for part in range(lead)]
+    for part in range(parts):
+        if checkpoint:
+            order.append(("recompute", part))
+        order.append(("backward", part))
+        if lead + part < parts:
+            order.append(("forward", lead + part))
+    return order
 
 
 def _same_blocks(spec: Staleness, times: BlockTimes) -> int:

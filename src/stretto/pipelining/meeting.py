@@ -8,10 +8,11 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from stretto.pipelining.failure import BlockFailed
 from stretto.pipelining.groups import Group
@@ -33,27 +34,11 @@ class Agreed(Exception):  # noqa: N818  (carries the error)
         self.error = error
 
 
-class Meeting(Protocol):
-    """All processes of a run."""
-
-    @property
-    def rank(self) -> int:
-        """Of this process; that of rank 0 does what one must do for all."""
-
-    def hear(self, value: Any) -> list[Any]:
-        """The `value` of each process, in the same order in all of them."""
-
-    def refuse(self, error: Exception) -> Exception:
-        """What to raise for an `error` that all raise."""
-
-    def close(self) -> None:
-        """Leave the others."""
-
-
 class Alone:
     """A run of one process."""
 
     rank = 0
+    """Of this process; that of rank 0 does what one must do for all."""
 
     def hear(self, value: Any) -> list[Any]:
         """Its own `value`."""
@@ -65,6 +50,32 @@ class Alone:
 
     def close(self) -> None:
         """Nobody waits."""
+
+
+class Starting:
+    """The processes `ranks` (global), in order, before they have agreed on anything.
+
+    They meet over torch's own `groups`, which reach all of them in turn, and whose waits end: one may have died
+    before it came here.
+    """
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], ranks: Sequence[int]) -> None:
+        self._groups = groups
+        self._ranks = ranks
+        self.rank = ranks.index(dist.get_rank())
+
+    def hear(self, value: Any) -> list[Any]:
+        """The `value` of each process; it is pickled."""
+        heard = {dist.get_rank(): value}
+        for group in self._groups:
+            told: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(told, heard, group=group)
+            heard = {rank: each for some in told for rank, each in some.items()}
+        return [heard[rank] for rank in self._ranks]
+
+    def refuse(self, error: Exception) -> Exception:
+        """The error itself, as nobody waits for anything else."""
+        return error
 
 
 class Together:
@@ -83,7 +94,7 @@ class Together:
         self._group.close()
 
     def hear(self, value: Any) -> list[Any]:
-        """The `value` of each process by rank; it is pickled. Raises BlockFailed if a process failed."""
+        """The `value` of each process, in order; it is pickled. Raises BlockFailed if a process failed."""
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes, gathering = self._group.all_gather(torch.tensor([own.numel()]))
         self._wait(gathering)
@@ -95,7 +106,7 @@ class Together:
         return heard
 
     def refuse(self, error: Exception) -> Exception:
-        """An `Agreed` with the error."""
+        """What to raise for an `error` that all raise: an `Agreed` with it."""
         return Agreed(error)
 
     def _wait(self, work: Any) -> None:
@@ -126,7 +137,11 @@ class Together:
             ) from error
 
 
-def together(meeting: Meeting, work: Callable[[], T]) -> list[T]:
+Meeting = Alone | Together
+"""All processes of a run."""
+
+
+def together(meeting: Meeting | Starting, work: Callable[[], T]) -> list[T]:
     """Do `work` in all processes, and return what it gave in each. What one raises, all raise."""
     mine: Exception | None = None
     result: Any = None

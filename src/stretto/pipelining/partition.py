@@ -62,21 +62,20 @@ def partition(
         return stages
     layers = layers_of(model)
     check_number(num_stages, layers)
-    if isinstance(by, str):
-        if by not in get_args(By):
-            raise ValueError(
-                f"by={by!r}: expected {', '.join(get_args(By))}, or the number of layers of each block"
-            )
-        bounds = _measured_cut(layers, num_stages, sample, staleness) if by == "time" else None
-        return build_blocks(layers, bounds or best_cut([count_costs(layers, by)] * num_stages))
-    if not isinstance(by, tuple | list):
+    if by == "time":
+        bounds = _measured_cut(layers, num_stages, sample, staleness)
+    elif isinstance(by, str):
+        bounds = best_cut([count_costs(layers, by)] * num_stages)
+    elif not isinstance(by, tuple | list):
         raise TypeError(f"by={by!r}: expected {', '.join(get_args(By))}, or the number of layers of each block")
-    if len(by) != num_stages or sum(by) != len(layers) or min(by) < 1:
+    elif len(by) != num_stages or sum(by) != len(layers) or min(by) < 1:
         raise ValueError(
             f"by={tuple(by)}: expected the number of layers of each of {num_stages} blocks, {len(layers)} in all"
         )
-    ends = list(itertools.accumulate(by))
-    return build_blocks(layers, list(zip([0, *ends[:-1]], ends, strict=True)))
+    else:
+        ends = list(itertools.accumulate(by))
+        bounds = list(zip([0, *ends[:-1]], ends, strict=True))
+    return build_blocks(layers, bounds)
 
 
 def measure_layers(layers: Sequence[Layer], sample: Any) -> BlockTimes:
@@ -161,11 +160,11 @@ def _measured_cut(
     layers: Sequence[Layer], num_stages: int, sample: Any, staleness: PerBlock | Staleness | str | None
 ) -> list[tuple[int, int]]:
     """The best cut by measured times, the same in all processes."""
-    if sample is None:
-        raise ValueError('by="time" measures the layers and needs a batch: give sample=, or by="parameters"')
-    spec = Staleness.of(num_stages, m=staleness)
 
     def measure() -> list[tuple[int, int]]:
+        if sample is None:
+            raise ValueError('by="time" measures the layers and needs a batch: give sample=, or by="parameters"')
+        spec = Staleness.of(num_stages, m=staleness)
         return best_cut(time_costs(measure_layers(layers, sample), spec))
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -174,12 +173,12 @@ def _measured_cut(
     if dist.get_rank() == 0:
         try:
             answer = [measure()]
-        except Exception as error:  # the others must not wait for it
-            answer = [
-                error if isinstance(error, RuntimeError) else RuntimeError(f"{type(error).__name__}: {error}")
-            ]
+        except (RuntimeError, ValueError) as error:  # the others must not wait for it
+            answer = [error]
+        except Exception as error:
+            answer = [RuntimeError(f"{type(error).__name__}: {error}")]
     dist.broadcast_object_list(answer)
-    if isinstance(answer[0], RuntimeError):
+    if isinstance(answer[0], Exception):
         raise answer[0]
     return list(answer[0])
 

@@ -1,14 +1,15 @@
 """Where a process stands: which block it holds, who its neighbours are, and that all agree on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from stretto.pipelining.names import check_names, keep_names, name_prefix
+from stretto.pipelining.meeting import Alone, Starting
+from stretto.pipelining.names import check_names, keep_names
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -46,33 +47,53 @@ def open_stage(stage: Any) -> tuple[nn.Module, int, int]:
     return module, index, num_stages
 
 
-def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> Place:
-    """The place of this process: its index must be its rank in the pipeline.
+def all_processes(
+    stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None
+) -> tuple[Starting | Alone, tuple[int, ...]]:
+    """The processes that make a schedule together, and their global ranks.
+
+    Raises ValueError in a process that is none of them.
+    """
+    if not dist.is_initialized():
+        return Alone(), (0,)
+    assert dist.group.WORLD is not None
+    groups = [group or getattr(stage, "group", None) or dist.group.WORLD]
+    ranks = tuple(dist.get_process_group_ranks(groups[0]) if mesh is None else mesh.mesh.flatten().tolist())
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"rank {dist.get_rank()} is not among the processes of the pipeline (ranks {ranks})")
+    if mesh is not None:
+        # No new group, which torch names by how many each process has made.
+        is_world = len(ranks) == dist.get_world_size()
+        groups = [dist.group.WORLD] if is_world else [mesh.get_group(at) for at in range(mesh.ndim)]
+    return Starting(groups, ranks), ranks
+
+
+def find_place(
+    stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None, everyone: tuple[int, ...]
+) -> Place:
+    """The place of this process among the ranks `everyone`: its index must be its rank in the pipeline.
 
     Raises ValueError for a world, a group or a mesh of another size than the number of stages (times replicas).
     """
     module, index, num_stages = open_stage(stage)
-    group = group or getattr(stage, "group", None)
-    pipeline: dist.ProcessGroup | None
     if not dist.is_initialized():
         if num_stages == 1:
-            return Place(module, index, num_stages, (0,), None)
+            return Place(module, index, num_stages, everyone, None)
         raise ValueError(
             f"{num_stages} stages, but torch.distributed is not initialised: start the script with "
             f"torchrun --nproc-per-node {num_stages} and call torch.distributed.init_process_group()"
         )
+    ranks: tuple[int, ...] = everyone
+    replicas: tuple[int, ...] = ()
     if mesh is not None:
-        if group is not None:
+        if group is not None or getattr(stage, "group", None) is not None:
             raise ValueError("group and mesh are both given: expected one of them")
         if mesh.ndim != 2 or mesh.size(0) != num_stages:
             raise ValueError(
                 f"mesh of shape {tuple(mesh.shape)}: expected ({num_stages} stages, replicas), such as "
                 f'init_device_mesh("cpu", ({num_stages}, 2))'
             )
-        pipeline, replicas = mesh.get_group(0), tuple(dist.get_process_group_ranks(mesh.get_group(1)))
-    else:
-        pipeline, replicas = group or dist.group.WORLD, ()
-    ranks = tuple(dist.get_process_group_ranks(pipeline))
+        ranks, replicas = (tuple(dist.get_process_group_ranks(mesh.get_group(at))) for at in range(2))
     if len(ranks) != num_stages:
         raise ValueError(
             f"{len(ranks)} processes for {num_stages} stages: expected one process a stage. For R replicas of each "
@@ -86,63 +107,26 @@ def find_place(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | N
     return Place(module, index, num_stages, ranks, replicas if len(replicas) > 1 else None)
 
 
-def group_of_all(stage: Any, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
-    """The processes that make a schedule together; None for all there are. Collective.
+class Claim(NamedTuple):
+    """What a process says of itself when it starts."""
 
-    Raises ValueError in a process that is none of them.
-    """
-    if not dist.is_initialized():
-        return None
-    group = group or getattr(stage, "group", None)
-    ranks = dist.get_process_group_ranks(group) if mesh is None else mesh.mesh.flatten().tolist()
-    if dist.get_rank() not in ranks:
-        raise ValueError(f"rank {dist.get_rank()} is not among the processes of the pipeline (ranks {ranks})")
-    if mesh is None or len(ranks) == dist.get_world_size():
-        return group
-    everyone: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return everyone
+    place: tuple[tuple[int, ...], int]
+    """The ranks of its pipeline, and its block."""
+    settings: dict[str, Any]
+    """Which must be the same everywhere."""
+    keys: list[str]
+    """Of its block, in the plain model's state_dict."""
+    name: str
+    """A new one."""
 
 
-def agree(
-    problem: Exception | None,
-    place: Place | None,
-    settings: Mapping[str, Any],
-    group: dist.ProcessGroup | None,
-    name: str,
-) -> str:
-    """Raise the same error in all processes of `group` if one of them has a problem, or if they disagree.
-
-    Returns the `name` that the first of them gave. Raises ValueError (or the problem itself where it arose).
-    """
-    if not dist.is_initialized():
-        if problem is not None:
-            raise problem
-        return name
-    names: Sequence[str] = ()
-    if place is not None:
-        names = [name_prefix(place.module, place.index) + name for name in place.module.state_dict()]
-    mine = (
-        None if problem is None else f"{type(problem).__name__}: {problem}",
-        None if place is None else (place.ranks, place.index),
-        dict(settings),
-        names,
-        name,
-    )
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    if problem is not None:
-        raise problem
-    for rank, (found, *_) in enumerate(everyone):
-        if found is not None:
-            raise ValueError(f"rank {rank} cannot take its place in the pipeline: {found}")
-    for rank, (_, _, theirs, _, _) in enumerate(everyone):
-        for key, value in settings.items():
-            if theirs.get(key) != value:
+def agree(claims: Sequence[Claim], own: Claim) -> str:
+    """The name that all use. Raises ValueError, in all processes, if settings differ or blocks share a key."""
+    for at, claim in enumerate(claims):
+        for key, value in own.settings.items():
+            if claim.settings[key] != value:
                 raise ValueError(
-                    f"{key}={value!r} here, {key}={theirs.get(key)!r} on rank {rank}: expected the same"
+                    f"{key}={value!r} here, {key}={claim.settings[key]!r} on process {at}: expected the same"
                 )
-    assert place is not None
-    column = sorted((at[1], names) for _, at, _, names, _ in everyone if at[0] == place.ranks)
-    check_names([names for _, names in column])
-    common: str = everyone[0][-1]
-    return common
+    check_names([claim.keys for claim in sorted(claims) if claim.place[0] == own.place[0]])
+    return claims[0].name

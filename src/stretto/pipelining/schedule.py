@@ -23,14 +23,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from stretto.pipelining.block import Batch, Block, Gradients, enter, pair_of
+from stretto.pipelining.block_state import weights_of
 from stretto.pipelining.checkpoint import Checkpointed
 from stretto.pipelining.checks import advise_nesterov
 from stretto.pipelining.failure import BlockFailed, FailureBoard, failure_of
 from stretto.pipelining.groups import Group, world_store
-from stretto.pipelining.meeting import Agreed, Alone, Meeting, Together
+from stretto.pipelining.meeting import Agreed, Alone, Meeting, Together, together
 from stretto.pipelining.neighbours import Neighbours
 from stretto.pipelining.options import Autocast, Clip, LossFn, Options
-from stretto.pipelining.place import Stage, agree, find_place, group_of_all
+from stretto.pipelining.place import Claim, Place, Stage, agree, all_processes, find_place
 from stretto.pipelining.repairs import Repairs
 from stretto.pipelining.replicas import Replicas
 from stretto.pipelining.rng import batch_rng
@@ -61,6 +62,10 @@ class ScheduleDSP(Checkpointed):
     them was given something impossible, or if they were given different settings.
     """
 
+    block: Block
+    _place: Place
+    _options: Options
+
     def __init__(
         self,
         stage: Stage,
@@ -79,12 +84,13 @@ class ScheduleDSP(Checkpointed):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
     ) -> None:
-        place, options, problem = None, None, None
-        all_processes = group_of_all(stage, group, mesh)
-        try:
-            place = find_place(stage, group, mesh)
-            options = Options(
-                spec=Staleness.of(place.num_stages, p, m, backward_params),
+        starting, everyone = all_processes(stage, group, mesh)
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+
+        def start() -> Claim:
+            self._place = find_place(stage, group, mesh, everyone)
+            self._options = Options(
+                spec=Staleness.of(self._place.num_stages, p, m, backward_params),
                 loss_fn=loss_fn,
                 accumulate=accumulate,
                 clip=clip,
@@ -92,17 +98,19 @@ class ScheduleDSP(Checkpointed):
                 repairs=repairs or Repairs(),
                 seed=seed,
             )
-            self.block = Block(place.module, place.index, optimizer, lr_scheduler, options, self._average)
-        except (TypeError, ValueError) as error:
-            problem = error
-        settings = {} if options is None else options.shared()
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
-        name = agree(problem, place, settings, all_processes, f"stretto_{self._rank}_{next(_instances)}")
-        assert place is not None
-        assert options is not None
-        self.spec = options.spec
+            module, index = self._place.module, self._place.index
+            self.block = Block(module, index, optimizer, lr_scheduler, self._options, self._average)
+            return Claim(
+                place=(self._place.ranks, index),
+                settings=self._options.shared(),
+                keys=list(weights_of(self.block)),
+                name=f"stretto_{self._rank}_{next(_instances)}",
+            )
+
+        claims = together(starting, start)
+        name = agree(claims, claims[starting.rank])
+        self.spec = self._options.spec
         self.num_batches = 0
-        self._options = options
         self._failure: BlockFailed | None = None
         self._stream_is_open = False
         """Whether this block has begun to train and is not flushed."""
@@ -110,12 +118,11 @@ class ScheduleDSP(Checkpointed):
         """Whether a batch may still come, so that the END is not sent or seen yet."""
         self._board = FailureBoard(world_store(), name, self._rank)
         self._replicas: Replicas | None = None
-        if place.replicas is not None:
-            group_of_replicas = Group(f"{name}_replicas", place.replicas, self.block.device)
+        if self._place.replicas is not None:
+            group_of_replicas = Group(f"{name}_replicas", self._place.replicas, self.block.device)
             self._replicas = Replicas(group_of_replicas, self._board)
             self._replicas.copy_first(self.block.held())
-        self._near = Neighbours(name, place, self.spec, self.block, self._board)
-        everyone = place.ranks if mesh is None else mesh.mesh.flatten().tolist()
+        self._near = Neighbours(name, self._place, self.spec, self.block, self._board)
         self._meeting: Meeting = Alone()
         if len(everyone) > 1:
             host = torch.device("cpu")
