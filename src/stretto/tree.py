@@ -71,13 +71,14 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     return leaves, Structure(spec, mappings, paths)
 
 
-_UNCHANGEABLE = {int, float, bool, complex, str, bytes, type(None)}
+UNCHANGEABLE = {int, float, bool, complex, str, bytes, type(None)}
+"""Types of leaves that nobody can change in place."""
 
 
 def clone(tree: Any) -> Any:
     """A copy that shares no memory with `tree`, all types kept."""
     kind = type(tree)
-    if kind in _UNCHANGEABLE:
+    if kind in UNCHANGEABLE:
         return tree
     if kind is torch.Tensor and not tree.requires_grad:
         return tree.clone()

@@ -1,5 +1,6 @@
 """`stretto plan`: how to split a model over several devices, and what that is predicted to bring."""
 
+import contextlib
 import runpy
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from stretto.pipelining.spec import Staleness
 
 VERSION = 1
+_MOST_DRAWN = 40
+"""Batches under way in a picture of some screens."""
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.05}),
     "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
@@ -123,8 +126,9 @@ def _has_batch_norm(model: Any) -> bool:
 
 def _try(what: str, call: Callable[[], Any]) -> Any:
     try:
-        return call()
-    except Exception as error:
+        with contextlib.redirect_stdout(sys.stderr):  # what is printed there is no part of the plan
+            return call()
+    except (Exception, SystemExit) as error:
         raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from error
 
 
@@ -179,9 +183,14 @@ def _show(found: "Plan", next_step: str, *, has_batch_norm: bool) -> None:
         terminal.print()
         terminal.print(table)
     terminal.print()
-    width = max(60, terminal.width)
-    picture = schedule_text(found.staleness, found.times, hop_s=found.hop_s, width=width)
-    terminal.print(picture, soft_wrap=True)
+    if found.staleness.m[0] > _MOST_DRAWN:
+        terminal.print(
+            Text(f"With m_0 = {found.staleness.m[0]} the picture is too long for a terminal: see --svg.")
+        )
+    else:
+        width = max(60, terminal.width)
+        picture = schedule_text(found.staleness, found.times, hop_s=found.hop_s, width=width)
+        terminal.print(picture, soft_wrap=True)
     note = (
         "Predicted from layers timed one by one on this machine, without loss and optimizer. "
         "A micro-batch is taken to cost its share of a batch."

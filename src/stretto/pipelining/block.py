@@ -19,7 +19,14 @@ from torch import nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from stretto.pipelining.checks import check_loss, check_optimizer, describe_value
+from stretto.pipelining.checks import (
+    check_gradients,
+    check_graph,
+    check_loss,
+    check_module,
+    check_optimizer,
+    describe_value,
+)
 from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Options, accepts
 from stretto.pipelining.passes import (
@@ -68,8 +75,10 @@ def pair_of(item: Any) -> tuple[Any, Any]:
 def enter(n: int, x: Any, target: Any) -> Batch:
     """Batch `n` at the first block, with the present random state.
 
-    In memory of its own: a loader may fill the same tensors again.
+    In memory of its own: a loader may fill the same tensors again. Raises RuntimeError in inference mode.
     """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("step() in torch.inference_mode(), where nothing can be trained: leave it before")
     leaves, structure = flatten((x, target))
     detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf) for leaf in leaves]
     x, target = pass_on(structure.build(detached))
@@ -126,6 +135,8 @@ class Block:
         self._writes_to_input: bool | None = None
         self._writes_to_weights: set[str] | None = None
         self._copies: tuple[int, dict[str, torch.Tensor]] | None = None
+        self._is_checked = False
+        check_module(self)
         check_optimizer(self)
         if self.is_last:
             check_loss(options.loss_fn)
@@ -144,7 +155,8 @@ class Block:
     def held(self) -> list[torch.Tensor]:
         """The weights, their gradients and the buffers, which passes and updates change in place."""
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
-        return [*self.weights.values(), *gradients, *self.module.buffers()]
+        held = [*self.weights.values(), *gradients, *self.module.buffers()]
+        return [tensor for tensor in held if tensor.layout is torch.strided]
 
     def trained(self) -> list[nn.Parameter]:
         """The weights that get a gradient."""
@@ -183,22 +195,35 @@ class Block:
         flight = self.flights.popleft()
         assert flight.graph is not None
         if flight.graph.loss is not None:
-            if flight.graph.loss.requires_grad:
-                torch.autograd.backward([flight.graph.loss / self.options.accumulate])
+            loss = flight.graph.loss
+            if loss.requires_grad:
+                self._run_backward([loss], [torch.ones_like(loss) / self.options.accumulate])
         else:
             assert gradients is not None
-            self._check_gradients(flight, gradients)
+            check_gradients(self, flight.n, flight.graph, gradients)
             pairs = [
                 (output, gradient)
                 for output, gradient in zip(flight.graph.outputs, gradients, strict=True)
                 if output is not None and gradient is not None
             ]
             if pairs:
-                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+                self._run_backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
         if flight.weights is not None:
             self._collect_gradients(flight.weights)
         self.group_is_open = True
         return flight.graph.input_gradients
+
+    def _run_backward(self, ends: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        try:
+            torch.autograd.backward(ends, gradients)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error) and self.m > 0 and self.keeps_graph:
+                error.add_note(
+                    f"block {self.index} keeps the graphs of {self.m} batches (backward_params='stashed'), and "
+                    "what they hold must not change: frozen weights and buffers that do need "
+                    "backward_params='current'"
+                )
+            raise
 
     def end_backward(self, n: int) -> None:
         """Update the weights if batch `n` is the last of a group."""
@@ -218,11 +243,14 @@ class Block:
         if self.optimizer is not None:
             scale = self._rate_scale()
             rates = [group["lr"] for group in self.optimizer.param_groups]
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * scale
-            self.optimizer.step()
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+            if scale == 1.0:  # it may change its own rate
+                self.optimizer.step()
+            else:
+                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * scale
+                self.optimizer.step()
+                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
         self._drop_gradients()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -239,13 +267,20 @@ class Block:
         Frozen ones may be averages that a forward keeps; in the first pass their version counters tell which.
         """
         frozen = {name: weight for name, weight in self.weights.items() if not weight.requires_grad}
-        names = frozen if self._writes_to_weights is None else self._writes_to_weights & frozen.keys()
+        names = set(frozen) if self._writes_to_weights is None else self._writes_to_weights & frozen.keys()
         copies = {name: nn.Parameter(frozen[name].detach().clone(), requires_grad=False) for name in names}
-        versions = {name: copy._version for name, copy in copies.items()}
+        used = {**frozen, **copies}
+        versions = {name: weight._version for name, weight in used.items()}
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         yield {**copies, **buffers}
+        written = {name for name, weight in used.items() if weight._version != versions[name]}
+        if late := written - names:
+            raise RuntimeError(
+                f"block {self.index} wrote to its frozen weights {sorted(late)}, which it did not do on its first "
+                "batch, and would do so twice a batch: register them as buffers, or write from the first batch on"
+            )
         if self._writes_to_weights is None:
-            self._writes_to_weights = {name for name, copy in copies.items() if copy._version != versions[name]}
+            self._writes_to_weights = written
 
     def eval(self, value: Any) -> Any:
         """The output for `value` in eval mode, at the present weights; touches nothing that is under way.
@@ -277,13 +312,16 @@ class Block:
         self, flight: Flight, target: Any = None, replaced: dict[str, torch.Tensor] | None = None
     ) -> tuple[Any, RngState]:
         """Run the block, with what is `replaced` in it; keep the graph in `flight`, on the last block the loss."""
-        inputs, graph = track(flight.value)
         with torch.enable_grad():
+            inputs, graph = track(flight.value)
             output, rng = self._run(flight, inputs, (flight.weights or {}) | (replaced or {}), graph, target)
         graph.outputs = [
             leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in flatten(output)[0]
         ]
         flight.graph = graph
+        if not self._is_checked:
+            self._is_checked = True
+            check_graph(self, graph)
         return output, rng
 
     def _run(
@@ -362,11 +400,3 @@ class Block:
 
     def _rate_scale(self) -> float:
         return self.options.repairs.rate_scale(self._delay, self.num_updates)
-
-    def _check_gradients(self, flight: Flight, gradients: Gradients) -> None:
-        assert flight.graph is not None
-        if len(gradients) != len(flight.graph.outputs):
-            raise RuntimeError(
-                f"block {self.index}: the output of batch {flight.n} had {len(gradients)} leaves at first and "
-                f"has {len(flight.graph.outputs)} in the recompute: its structure must depend on the input alone"
-            )

@@ -85,7 +85,12 @@ def capture(block: Block, arrived: Sequence[Gradients], num_batches: int, replic
 def check(block: Block, state: State) -> None:
     """Raise ValueError if `state`, whose settings are right, does not fit `block`."""
     prefix = name_prefix(block.module, block.index)
-    check_weights(weights_of(block), state["model"], block)
+    own = weights_of(block)
+    check_weights(own, state["model"], block)
+    for name, mine in own.items():
+        found = getattr(state["model"][name], "dtype", None)
+        if isinstance(mine, torch.Tensor) and found != mine.dtype:
+            raise ValueError(f"{name} of block {block.index} is {mine.dtype}, that of the state {found}")
     if block.optimizer is not None:
         groups = _groups(block, prefix)
         saved = [group["params"] for group in state["optimizer"]["param_groups"]]

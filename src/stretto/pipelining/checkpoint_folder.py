@@ -184,7 +184,8 @@ def _prepare(folder: Path, temporary: Path) -> None:
     replaced = _beside(folder, "replaced")
     if not folder.exists() and replaced.exists():
         replaced.rename(folder)
-    if folder.exists() and not (folder / _METADATA).exists() and (not folder.is_dir() or any(folder.iterdir())):
+    is_checkpoint = all((folder / name).exists() for name in (_METADATA, _file_name(0, 0)))
+    if folder.exists() and not is_checkpoint and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is no checkpoint: it is not replaced. Save to another folder")
     for leftover in (replaced, temporary):
         if leftover.exists():

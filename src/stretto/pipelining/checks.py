@@ -8,11 +8,28 @@ import torch
 from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from stretto.pipelining.passes import Graph, foreign_parameter
 from stretto.pipelining.repairs import check_can_predict
 from stretto.tree import flatten
 
 if TYPE_CHECKING:
     from stretto.pipelining.block import Block
+
+
+def check_module(block: "Block") -> None:
+    """Raise TypeError for a module that cannot be a block."""
+    if not isinstance(block.module, torch.nn.Module):
+        raise TypeError(f"block {block.index} is {block.module!r:.60}: expected a torch.nn.Module")
+    if hasattr(block.module, "_orig_mod"):
+        raise TypeError(
+            f"block {block.index} came from torch.compile(), which gives its weights other names than the model's: "
+            "call block.compile() instead, which compiles in place"
+        )
+    if not block.keeps_graph and any(isinstance(part, torch.jit.ScriptModule) for part in block.module.modules()):
+        raise TypeError(
+            f"block {block.index} has a part made by torch.jit, whose buffers cannot be kept as they are while its "
+            "input is run through it a second time: give it as a plain module, or backward_params='stashed'"
+        )
 
 
 def check_optimizer(block: "Block") -> None:
@@ -53,6 +70,30 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: torch.nn.Module, 
         raise ValueError(
             f"the optimizer of {name} holds {len(foreign)} of {len(given)} parameters that are not in it, the "
             f"first of shape {tuple(foreign[0].shape)}: each has its own optimizer"
+        )
+
+
+def check_graph(block: "Block", graph: Graph) -> None:
+    """Raise RuntimeError if a gradient would get lost, by the `graph` of the first batch."""
+    if (found := foreign_parameter([graph.loss, *graph.outputs], block.weights.values())) is not None:
+        raise RuntimeError(
+            f"block {block.index} or its loss uses a parameter of shape {tuple(found.shape)} that is not among the "
+            "block's own, and whose gradient would get lost: a weight belongs to one block. For a penalty on all "
+            "weights take the weight_decay of each block's optimizer"
+        )
+    if graph.loss is not None and not graph.loss.requires_grad and block.trained():
+        raise RuntimeError(
+            f"the loss of block {block.index} has no graph, so that nothing would be trained: loss_fn must compute "
+            "it from the output by differentiable operations, and not under torch.no_grad()"
+        )
+
+
+def check_gradients(block: "Block", n: int, graph: Graph, gradients: Sequence[torch.Tensor | None]) -> None:
+    """Raise RuntimeError if the gradients are of another output than the one that the graph ends in."""
+    if len(gradients) != len(graph.outputs):
+        raise RuntimeError(
+            f"block {block.index}: the output of batch {n} had {len(gradients)} leaves at first and "
+            f"has {len(graph.outputs)} in the recompute: its structure must depend on the input alone"
         )
 
 

@@ -7,14 +7,16 @@ that both see the same tensors.
 """
 
 import copyreg
+import io
+import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from stretto.tree import Structure, flatten
+from stretto.tree import UNCHANGEABLE, Structure, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,10 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
     """Describe `tree`, a `TensorShape` for each tensor, and give the tensors, flat, without a copy if dense.
 
     Tensors that share memory with one of `held` (weights and buffers, which the next update changes) are copied.
+    Subclasses of torch.Tensor become plain tensors.
 
-    Raises TypeError for sparse, quantized and nested tensors, naming the place in `tree`.
+    Raises TypeError for sparse, quantized and nested tensors, for objects that hold tensors, and for what cannot be
+    pickled, naming the place in `tree`.
     """
     leaves, structure = flatten(tree)
     held_memory = {tensor.untyped_storage().data_ptr() for tensor in held}
@@ -70,12 +74,8 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
     flat: list[torch.Tensor] = []
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            if _hides_tensors(leaf):
-                raise TypeError(
-                    f"{path or 'what'} passes between two blocks as a {type(leaf).__name__}, and the tensors it "
-                    "holds would get no gradient: pass tuples, lists and dicts, or register the class with "
-                    "torch.utils._pytree"
-                )
+            if type(leaf) not in UNCHANGEABLE:
+                _check_object(leaf, path or "what")
             described.append(leaf)
             continue
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
@@ -83,7 +83,7 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
                 f"the tensor at {path or 'the root'} of what passes between two blocks is {leaf.layout}, "
                 f"{leaf.dtype}: expected a dense one. Pass its parts (indices and values, say)"
             )
-        tensor = leaf.detach().resolve_conj().resolve_neg()
+        tensor = leaf.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
         if not _is_dense(tensor):
             tensor = tensor.contiguous()
         if tensor.untyped_storage().data_ptr() in held_memory:
@@ -105,13 +105,36 @@ def decode(description: Description, flat: Sequence[torch.Tensor]) -> Any:
 def pass_on(tree: Any) -> Any:
     """`tree` as it arrives in another process: the same values in memory of their own."""
     description, flat = encode(tree)
-    return decode(description, [tensor.clone() for tensor in flat])
+    leaves = [
+        leaf if type(leaf) in UNCHANGEABLE | {TensorShape} else pickle.loads(pickle.dumps(leaf))
+        for leaf in description.leaves
+    ]
+    return decode(replace(description, leaves=tuple(leaves)), [tensor.clone() for tensor in flat])
 
 
-def _hides_tensors(leaf: Any) -> bool:
-    """Whether an object that is no container known here holds tensors."""
-    inside = list(leaf) if isinstance(leaf, set | frozenset) else list(getattr(leaf, "__dict__", {}).values())
-    return any(isinstance(part, torch.Tensor) for part in pytree.tree_leaves(inside))
+class _Pickler(pickle.Pickler):
+    """Notices tensors, however deep they lie in an object."""
+
+    found_tensor = False
+
+    def persistent_id(self, part: Any) -> None:
+        self.found_tensor = self.found_tensor or isinstance(part, torch.Tensor)
+
+
+def _check_object(leaf: Any, path: str) -> None:
+    """Raise TypeError for an object of a class that is no container known here, if it holds tensors."""
+    pickler = _Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+    try:
+        pickler.dump(leaf)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{path} passes between two blocks as a {type(leaf).__name__}, which cannot be pickled: {error}"
+        ) from error
+    if pickler.found_tensor:
+        raise TypeError(
+            f"{path} passes between two blocks as a {type(leaf).__name__}, and the tensors it holds would get no "
+            "gradient: pass tuples, lists and dicts, or register the class with torch.utils._pytree"
+        )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -152,13 +152,13 @@ def _phase_row(timeline: Timeline, scale: float, length: int) -> list[str]:
 
 
 def _text_row(timeline: Timeline, block: int, scale: float, length: int) -> Text:
-    row = Text("." * length, "dim")
+    row = Text()
     for one in timeline.operations:
         if one.block == block:
             begin, end = round(one.start_s * scale), round(one.end_s * scale)
-            cell = Text(_label(one)[: end - begin].ljust(end - begin, "-"), _style(one.kind))
-            row = row[:begin] + cell + row[end:]
-    return row
+            row.append("." * (begin - len(row)), "dim")
+            row.append(_label(one)[: end - begin].ljust(end - begin, "-"), _style(one.kind))
+    return row.append("." * (length - len(row)), "dim")
 
 
 def _traced(timeline: Timeline) -> int:

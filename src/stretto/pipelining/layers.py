@@ -41,8 +41,8 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
         )
     if not _is_bare(model):
         raise ValueError(
-            "the model itself has hooks, parameters or buffers, which would belong to no block: put them on one of "
-            "its layers"
+            "the model itself has hooks, parameters, buffers or another forward, which would belong to no block: "
+            "put them on one of its layers"
         )
     return _open(model, "", ())
 
@@ -102,14 +102,14 @@ def _open(container: nn.Sequential, prefix: str, outer: tuple[nn.Sequential, ...
 
 
 def _is_bare(container: nn.Sequential) -> bool:
-    """Whether it only holds other modules."""
+    """Whether it only holds other modules, and runs them in a row."""
     hooks = (
         container._forward_hooks,
         container._forward_pre_hooks,
         container._backward_hooks,
         container._backward_pre_hooks,
     )
-    return not any((container._parameters, container._buffers, *hooks))
+    return not any((container._parameters, container._buffers, *hooks, "forward" in vars(container)))
 
 
 def _identity(tensor: torch.Tensor) -> set[int]:

@@ -28,9 +28,7 @@ def measure_times(parts: Sequence[nn.Module], sample: Any, names: Sequence[str] 
     Raises RuntimeError, with the part's name, where one fails.
     """
     names = names or [f"part {at}" for at in range(len(parts))]
-    copies = copy.deepcopy(list(parts))
-    for part in copies:
-        part.train()
+    copies = [_copy_of(part, name).train() for part, name in zip(parts, names, strict=True)]
     passes: list[tuple[list[float], list[float]]] = []
     until = time.perf_counter() + _ENOUGH_S
     with batch_rng(0, 0), torch.enable_grad():
@@ -41,6 +39,16 @@ def measure_times(parts: Sequence[nn.Module], sample: Any, names: Sequence[str] 
         [statistics.median(each) for each in zip(*kind, strict=True)] for kind in zip(*kept, strict=True)
     )
     return BlockTimes(tuple(forward_s), tuple(backward_s))
+
+
+def _copy_of(part: nn.Module, name: str) -> nn.Module:
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        raise RuntimeError(
+            f"{name} ({type(part).__name__}) cannot be copied, which measuring needs: {error}. Cut by "
+            '"parameters", or by the numbers of layers'
+        ) from error
 
 
 def run_part(part: nn.Module, value: Any, name: str) -> Any:

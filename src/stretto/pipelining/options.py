@@ -31,8 +31,12 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
             raise ValueError(f"accumulate={self.accumulate!r}: expected a number of micro-batches from 1")
-        if self.clip is not None and not callable(self.clip) and not self.clip > 0:
-            raise ValueError(f"clip={self.clip!r}: expected a norm above 0, or a function of the parameters")
+        if self.clip is not None and not callable(self.clip):
+            is_number = isinstance(self.clip, int | float) and not isinstance(self.clip, bool)
+            if not is_number or not self.clip > 0:
+                raise ValueError(f"clip={self.clip!r}: expected a norm above 0, or a function of the parameters")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed={self.seed!r}: expected a whole number")
         if isinstance(self.autocast, torch.dtype):
             if self.autocast not in (torch.bfloat16, torch.float16):
                 raise ValueError(f"autocast={self.autocast}: expected torch.bfloat16 (or a torch.autocast)")
@@ -81,14 +85,14 @@ class Options:
         """
         if self.loss_fn is None:
             loss = output
-        elif accepts(self.loss_fn, 2):
-            if target is None and not accepts(self.loss_fn, 1):
-                raise ValueError(
-                    f"target=None, but loss_fn={self.loss_fn!r} needs one: call step(x, target=y) on block 0"
-                )
+        elif target is not None and accepts(self.loss_fn, 2):
             loss = self.loss_fn(output, target)
-        else:
+        elif accepts(self.loss_fn, 1):
             loss = self.loss_fn(output)
+        else:
+            raise ValueError(
+                f"target=None, but loss_fn={self.loss_fn!r} needs one: call step(x, target=y) on block 0"
+            )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
             source = "the last block (loss_fn=None)" if self.loss_fn is None else f"loss_fn={self.loss_fn!r}"

@@ -5,6 +5,7 @@ would give it. With few blocks the cut is worth as much as the rest of the sched
 """
 
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -18,7 +19,7 @@ from stretto.pipelining.events import BlockTimes, recomputes
 from stretto.pipelining.layers import Layer, build_block, check_not_tied, layers_of
 from stretto.pipelining.measure import measure_times
 from stretto.pipelining.names import keep_names
-from stretto.pipelining.spec import PerBlock, Staleness
+from stretto.pipelining.spec import PerBlock, Staleness, check_count
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import Pipe
@@ -57,6 +58,7 @@ def partition(
     if (pipe := _as_pipe(model)) is not None:
         if pipe.num_stages != num_stages:
             raise ValueError(f"num_stages={num_stages}, but pipeline() split the model into {pipe.num_stages}")
+        _check_row(pipe)
         stages = [keep_names(pipe.get_stage_module(at)) for at in range(num_stages)]
         check_not_tied(stages)
         return stages
@@ -103,7 +105,8 @@ def count_costs(layers: Sequence[Layer], by: By) -> list[float]:
 
 def check_number(num_stages: int, layers: Sequence[Layer]) -> None:
     """Raise ValueError if so many blocks cannot be made of the layers."""
-    if not 1 <= num_stages <= len(layers):
+    check_count(num_stages, "blocks")
+    if num_stages > len(layers):
         raise ValueError(
             f"{num_stages} blocks of a model with {len(layers)} layers: expected 1 to {len(layers)}, "
             "as no layer is split"
@@ -181,6 +184,23 @@ def _measured_cut(
     if isinstance(answer[0], Exception):
         raise answer[0]
     return list(answer[0])
+
+
+def _check_row(pipe: "Pipe") -> None:
+    """Raise ValueError if a stage takes more, or less, than what the one before puts out."""
+    stage: Any = None
+    for node in pipe.split_gm.graph.nodes:
+        if node.op != "call_module":
+            continue
+        for value in node.all_input_nodes:
+            source = value.args[0] if value.target is operator.getitem else value
+            if source is not stage if stage is not None else source.op != "placeholder":
+                raise ValueError(
+                    f"{node.name} takes {value.name}, which comes from {source.name} and not from the stage "
+                    "before: blocks pass values to the next one only. Cut elsewhere, or hand the value through "
+                    "every stage"
+                )
+        stage = node
 
 
 def _as_pipe(model: Any) -> "Pipe | None":

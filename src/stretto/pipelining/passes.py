@@ -1,6 +1,7 @@
 """Passes through a block: what its graph keeps, what is stored, and blocks that write to their input."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from stretto.tree import flatten
+from stretto.tree import UNCHANGEABLE, flatten
 
 
 @dataclass(slots=True)
@@ -75,9 +76,7 @@ def run_and_watch(call: Callable[[Any], Any], value: Any, writes: bool | None) -
     The first time (`writes` is None) it gets copies, and their version counters and values tell.
     """
     leaves, structure = flatten(value)
-    given = (
-        leaves if writes is False else [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    )
+    given = [_copy_of(leaf, writes is not False) for leaf in leaves]
     tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
     versions = [tensor._version for tensor in tensors]
     output = call(structure.build(given))
@@ -92,12 +91,37 @@ def run_and_watch(call: Callable[[Any], Any], value: Any, writes: bool | None) -
     return output, bool(writes) or written
 
 
+def _copy_of(leaf: Any, may_be_written: bool) -> Any:
+    """A copy of a leaf that a block may write to: of a tensor only if this block is not known not to."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone() if may_be_written else leaf
+    return leaf if type(leaf) in UNCHANGEABLE else copy.deepcopy(leaf)
+
+
 def _are_alike(one: Any, other: Any) -> bool:
     """Whether two leaves have the same bits, where they are tensors."""
     if not isinstance(one, torch.Tensor):
         return True
     first, second = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
     return torch.equal(first, second)
+
+
+def foreign_parameter(ends: Iterable[torch.Tensor | None], own: Iterable[torch.Tensor]) -> nn.Parameter | None:
+    """A parameter that is none of `own` and would get a gradient from the graph that `ends` end; None if none."""
+    known = {id(tensor) for tensor in own}
+    rest = [end.grad_fn for end in ends if end is not None and end.grad_fn is not None]
+    seen = set(rest)
+    while rest:
+        node = rest.pop()
+        if node.name().endswith("AccumulateGrad"):
+            parameter = node.variable  # type: ignore[attr-defined]
+            if isinstance(parameter, nn.Parameter) and id(parameter) not in known:
+                return parameter
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                rest.append(behind)
+    return None
 
 
 @contextmanager

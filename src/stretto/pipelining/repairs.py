@@ -4,6 +4,7 @@ Learning rate times staleness is what breaks training, mostly early. What helps 
 m_k = K-1-k, Nesterov momentum, and accumulation (m counts micro-batches: a group of A divides the staleness by A).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,14 +35,16 @@ class Repairs:
     """Let the learning rate of all blocks rise linearly from 0 over this many updates."""
 
     def __post_init__(self) -> None:
-        if self.discount < 0:
+        if not isinstance(self.predict, bool):
+            raise TypeError(f"predict={self.predict!r}: expected True or False")
+        if not 0 <= self.discount < math.inf:
             raise ValueError(f"discount={self.discount}: expected an exponent from 0 (off) to about 1")
         if self.discount_updates is not None and (self.discount_updates < 1 or self.discount == 0):
             raise ValueError(
                 f"discount_updates={self.discount_updates} with discount={self.discount}: expected a number of "
                 "updates from 1, over which a discount above 0 fades"
             )
-        if self.warmup < 0:
+        if not isinstance(self.warmup, int) or self.warmup < 0:
             raise ValueError(f"warmup={self.warmup}: expected a number of updates from 0 (off)")
 
     def rate_scale(self, delay: float, update: int) -> float:

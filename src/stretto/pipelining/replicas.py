@@ -40,7 +40,8 @@ class Replicas:
         """Give all replicas the values that the first has, as models made with different seeds differ."""
         for tensor in tensors:
             first = tensor.detach().contiguous()
-            self._group.broadcast(first, 0).wait()
+            # As bytes: gloo knows few types.
+            self._group.broadcast(first.reshape(-1).view(torch.uint8), 0).wait()
             tensor.detach().copy_(first)
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:

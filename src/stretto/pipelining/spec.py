@@ -10,10 +10,11 @@ What is computed depends on m alone. p and q say how m_k - m_{k+1} divides into 
 for the drawing, the memory and the predicted throughput.
 """
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 BackwardParams = Literal["current", "stashed"]
 PerBlock = int | Sequence[int]
@@ -37,12 +38,12 @@ class Staleness:
     """The weights that a backward uses: those of its moment, or those of the batch's forward, kept ("stashed")."""
 
     def __post_init__(self) -> None:
-        p, m = tuple(self.p), tuple(self.m)
+        p, m = _whole_numbers(self.p, "p"), _whole_numbers(self.m, "m")
         object.__setattr__(self, "p", p)
         object.__setattr__(self, "m", m)
         if not m or len(p) != len(m):
             raise ValueError(f"p={p} and m={m}: expected one value of each for every block, and one block or more")
-        if any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in (*p, *m)):
+        if min(*p, *m, 0) < 0:
             raise ValueError(f"p={p} and m={m}: expected whole numbers from 0")
         if m[-1] != 0 or p[-1] != 0:
             raise ValueError(
@@ -86,8 +87,6 @@ class Staleness:
 
         Raises ValueError for another number of blocks than `num_blocks`, and as `Staleness` does.
         """
-        if num_blocks < 1:
-            raise ValueError(f"{num_blocks} blocks: expected 1 or more")
         if isinstance(m, str):
             m = cls.parse(m)
         if isinstance(m, Staleness):
@@ -133,6 +132,7 @@ class Staleness:
 
         A number stands for all blocks but the last, which has 0. `dsp(3)` is the paper's DSP(1,1,0; 4,2,0).
         """
+        check_count(num_blocks, "blocks")
         outputs, gradients = _per_block(p, num_blocks, "p"), _per_block(q, num_blocks, "q")
         if gradients[-1] != 0:
             raise ValueError(f"q={gradients}: no gradient comes to the last block from another, its q is 0")
@@ -147,6 +147,8 @@ class Staleness:
 
         Raises ValueError for another form.
         """
+        if not isinstance(text, str):
+            raise TypeError(f'{text!r}: expected a text such as "DSP(1,1,0; 4,2,0)"')
         found = _PATTERN.fullmatch(text.strip())
         if not found:
             raise ValueError(f'{text!r}: expected p and m of every block, such as "DSP(1,1,0; 4,2,0)"')
@@ -159,6 +161,24 @@ class Staleness:
     def __str__(self) -> str:
         p, m = (",".join(map(str, values)) for values in (self.p, self.m))
         return f"DSP({p}; {m}{'; stashed' * (self.backward_params == 'stashed')})"
+
+
+def check_count(value: Any, of: str) -> None:
+    """Raise TypeError or ValueError for a number `of` blocks or stages that is no whole number from 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} {of}: expected a whole number")
+    if value < 1:
+        raise ValueError(f"{value} {of}: expected 1 or more")
+
+
+def _whole_numbers(values: Any, name: str) -> tuple[int, ...]:
+    """Values for all blocks, NumPy's numbers among them."""
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r}: expected a whole number for each block, first to last")
+    values = tuple(values)
+    if not all(hasattr(value, "__index__") and not isinstance(value, bool) for value in values):
+        raise ValueError(f"{name}={values}: expected whole numbers, one for each block")
+    return tuple(map(operator.index, values))
 
 
 def _per_block(value: PerBlock, num_blocks: int, name: str) -> tuple[int, ...]:
