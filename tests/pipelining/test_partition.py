@@ -257,7 +257,7 @@ def hooked() -> nn.Sequential:
         (lambda: [nn.ReLU(), torch.relu], {"num_stages": 1}, TypeError, "a list of builtin_function"),
         (list, {"num_stages": 1}, TypeError, "a list of nothing"),
         (hooked, {"num_stages": 2, "by": "uniform"}, ValueError, "hooks"),
-        (net, {"num_stages": 2, "sample": torch.randn(4, 5)}, RuntimeError, r"layer '0' \(Linear\) .*\(4, 5\)"),
+        (net, {"num_stages": 2, "sample": torch.randn(4, 5)}, RuntimeError, r"layer '0' \(Linear\) .*\[4, 5\]"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(model: object, arguments: dict, error: type, says: str) -> None:
