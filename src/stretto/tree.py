@@ -6,7 +6,7 @@ rebuilt in their type. Everything else is a leaf.
 """
 
 import copy
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,17 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
             leaves.append(child)
             paths.append(where)
     return leaves, Structure(spec, mappings, paths)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The leaves of `tree` that are tensors."""
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """`tree` with what `function` makes of each tensor in its place."""
+    leaves, structure = flatten(tree)
+    return structure.build([function(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
 
 UNCHANGEABLE = {int, float, bool, complex, str, bytes, type(None)}

@@ -13,14 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
 from stretto.pipelining import Repairs, Simulation, simulate
-from tests.pipelining.training import Run, adamw, convolutions, falling, images, nadam, rows, sgd
-
-
-def build(run: Run, num_blocks: int = 3) -> Simulation:
-    blocks = run.make_blocks(num_blocks)
-    optimizers = [run.make_optimizer(block) for block in blocks]
-    schedulers = [run.make_scheduler(optimizer) for optimizer in optimizers]
-    return simulate(blocks, optimizers, run.loss_fn, lr_scheduler=schedulers, **run.options)
+from tests.pipelining.training import Run, adamw, convolutions, falling, images, nadam, rows, sgd, simulation_of
 
 
 def go_on(simulation: Simulation, run: Run) -> list[Any]:
@@ -97,11 +90,11 @@ RUNS = {
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_resume_at_every_step_equals_uninterrupted_run(run: Run, tmp_path: Path) -> None:
     run = replace(run, epochs=[run.epochs[0][:7]])
-    expected = go_on(build(run), run)
-    saved = build(run)
+    expected = go_on(simulation_of(run), run)
+    saved = simulation_of(run)
     for n, (x, y) in enumerate([*run.epochs[0], (None, None)]):
         saved.save(tmp_path / "saved")
-        resumed = build(run)
+        resumed = simulation_of(run)
         resumed.load(tmp_path / "saved")
         assert resumed.num_batches == n
         assert same(expected[n:], go_on(resumed, run)), n
@@ -112,7 +105,7 @@ def test_resume_at_every_step_equals_uninterrupted_run(run: Run, tmp_path: Path)
 
 def test_a_state_is_plain_and_loads_as_often_as_one_likes(tmp_path: Path) -> None:
     run = RUNS["stashed, AdamW, open groups"]
-    trained = build(run)
+    trained = simulation_of(run)
     for x, y in run.epochs[0][:5]:
         trained.step(x, target=y)
     state = trained.state_dict()
@@ -123,17 +116,17 @@ def test_a_state_is_plain_and_loads_as_often_as_one_likes(tmp_path: Path) -> Non
 
 
 def build_from(run: Run, state: Any) -> Simulation:
-    made = build(run)
+    made = simulation_of(run)
     made.load_state_dict(state)
     return made
 
 
 def test_loading_in_the_middle_drops_what_is_under_way() -> None:
     run = RUNS["AdamW, open groups, scheduler"]
-    simulation = build(run)
+    simulation = simulation_of(run)
     first = simulation.state_dict()
     expected = go_on(simulation, run)
-    simulation = build(run)
+    simulation = simulation_of(run)
     for x, y in rows(6):
         simulation.step(-x, target=y)
     simulation.load_state_dict(first)
@@ -161,10 +154,10 @@ OTHERS = {
 def test_a_state_of_another_pipeline_is_refused_with_both_values(
     run: Run, num_blocks: int, message: str, tmp_path: Path
 ) -> None:
-    saved = build(Run(options={"p": 1}))
+    saved = simulation_of(Run(options={"p": 1}))
     saved.step(*rows(1)[0])
     saved.save(tmp_path / "saved")
-    other = build(run, num_blocks)
+    other = simulation_of(run, num_blocks)
     before = [value.clone() for value in tensors(other)]
     with pytest.raises(ValueError, match=message):
         other.load(tmp_path / "saved")
@@ -191,11 +184,11 @@ def test_groups_of_other_parameters_are_refused() -> None:
 @pytest.mark.parametrize("state", [{}, {"version": 2, "blocks": []}, {"version": 0, "settings": {}}])
 def test_something_else_is_no_state(state: Any) -> None:
     with pytest.raises(ValueError, match=r"is of version .*, expected 1"):
-        build(Run()).load_state_dict(state)
+        simulation_of(Run()).load_state_dict(state)
 
 
 def test_a_folder_that_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
-    simulation = build(Run())
+    simulation = simulation_of(Run())
     with pytest.raises(FileNotFoundError, match=r"nothing: expected a folder that save\(\) wrote"):
         simulation.load(tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"is no checkpoint, or not a whole one: it has no \.metadata"):
@@ -221,7 +214,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_parents_are_made_older_checkpoints_replaced_and_leftovers_removed(tmp_path: Path) -> None:
-    simulation = build(Run())
+    simulation = simulation_of(Run())
     folder = tmp_path / "runs" / "last"
     simulation.save(folder)
     simulation.step(*rows(1)[0])
@@ -229,13 +222,13 @@ def test_parents_are_made_older_checkpoints_replaced_and_leftovers_removed(tmp_p
         (folder.parent / name).mkdir()
     simulation.save(folder)
     assert names_in(folder.parent) == ["last"]
-    resumed = build(Run())
+    resumed = simulation_of(Run())
     resumed.load(folder)
     assert resumed.num_batches == 1
 
 
 def test_a_crash_between_the_two_renames_leaves_the_older_checkpoint(tmp_path: Path) -> None:
-    simulation = build(Run())
+    simulation = simulation_of(Run())
     simulation.save(tmp_path / "last")
     (tmp_path / "last").rename(tmp_path / "last.stretto-replaced")
     simulation.load(tmp_path / "last")
@@ -247,7 +240,7 @@ def test_a_crash_between_the_two_renames_leaves_the_older_checkpoint(tmp_path: P
 def test_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(FileExistsError, match="exists and is no checkpoint: it is not replaced"):
-        build(Run()).save(tmp_path)
+        simulation_of(Run()).save(tmp_path)
     assert names_in(tmp_path) == ["thesis.tex"]
     assert not tmp_path.with_name(tmp_path.name + ".stretto-saving").exists()
 
@@ -255,7 +248,7 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation = build(Run())
+    simulation = simulation_of(Run())
     simulation.save(tmp_path / "last")
     simulation.step(*rows(1)[0])
 
@@ -266,7 +259,7 @@ def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_nothing_else(
     with pytest.raises(OSError, match="no space left"):
         simulation.save(tmp_path / "last")
     assert names_in(tmp_path) == ["last"]
-    resumed = build(Run())
+    resumed = simulation_of(Run())
     resumed.load(tmp_path / "last")
     assert resumed.num_batches == 0
 
@@ -291,7 +284,7 @@ def test_batches_under_way_of_another_type_are_refused_until_flushed() -> None:
 
 
 def test_the_weights_stand_under_their_names_for_torch_to_read(tmp_path: Path) -> None:
-    simulation = build(Run(optimizer=adamw))
+    simulation = simulation_of(Run(optimizer=adamw))
     for x, y in rows(4):
         simulation.step(x, target=y)
     simulation.save(tmp_path / "saved")

@@ -13,20 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from stretto.pipelining import BlockFailed, ScheduleDSP
 from tests.pipelining.processes import Pool
-from tests.pipelining.test_checkpoint import build, go_on, names_in, same, tensors
-from tests.pipelining.training import Run, adamw, falling, rows
+from tests.pipelining.test_checkpoint import go_on, names_in, same, tensors
+from tests.pipelining.training import Run, adamw, falling, rows, schedule_of, simulation_of
 
 ADAMW = Run(optimizer=adamw, scheduler=falling, options={"p": 1, "accumulate": 2, "seed": 3})
 STASHED = Run(options={"p": 1, "backward_params": "stashed"})
-
-
-def join(rank: int, world: int, run: Run, scheduler: Any = None, **options: Any) -> ScheduleDSP:
-    block = run.make_blocks(world)[rank]
-    optimizer = run.make_optimizer(block)
-    scheduler = scheduler or run.make_scheduler(optimizer)
-    return ScheduleDSP(
-        (block, rank, world), optimizer, run.loss_fn, lr_scheduler=scheduler, **run.options | options
-    )
 
 
 def train_on(schedule: Any, run: Run, end: int | None = None) -> list[Any]:
@@ -44,7 +35,7 @@ def weights(schedule: ScheduleDSP) -> list[torch.Tensor]:
 
 
 def save_at(rank: int, world: int, run: Run, folder: Path, steps: Sequence[int]) -> None:
-    schedule = join(rank, world, run)
+    schedule = schedule_of(rank, world, run)
     for n in steps:
         train_on(schedule, run, n)
         schedule.save(folder / str(n))
@@ -54,7 +45,7 @@ def save_at(rank: int, world: int, run: Run, folder: Path, steps: Sequence[int])
 def resume_at(rank: int, world: int, run: Run, folder: Path, steps: Sequence[int]) -> list[Any]:
     found = []
     for n in steps:
-        schedule = join(rank, world, run)
+        schedule = schedule_of(rank, world, run)
         schedule.load(folder / str(n))
         found.append((train_on(schedule, run), weights(schedule)))
     return found
@@ -62,9 +53,9 @@ def resume_at(rank: int, world: int, run: Run, folder: Path, steps: Sequence[int
 
 @pytest.mark.parametrize("run", [ADAMW, STASHED], ids=["AdamW, open groups", "stashed"])
 def test_processes_and_simulation_resume_themselves_and_each_other(run: Run, pool: Pool, tmp_path: Path) -> None:
-    expected = go_on(build(run), run)
+    expected = go_on(simulation_of(run), run)
     steps = (1, 5, 9)
-    simulation = build(run)
+    simulation = simulation_of(run)
     for n in steps:
         train_on(simulation, run, n)
         simulation.save(tmp_path / "simulation" / str(n))
@@ -74,14 +65,14 @@ def test_processes_and_simulation_resume_themselves_and_each_other(run: Run, poo
         for at, n in enumerate(steps):
             values = [value for each in parts for value in each[at][1]]
             assert same(expected[n:], parts[-1][at][0] + values), (folder, n)
-            resumed = build(run)
+            resumed = simulation_of(run)
             resumed.load(tmp_path / folder / str(n))
             assert same(expected[n:], go_on(resumed, run)), (folder, n)
 
 
 def back_to_the_first(rank: int, world: int) -> Any:
     """Train on something else, then go back to the state before it, in the middle of a step's messages."""
-    schedule = join(rank, world, ADAMW)
+    schedule = schedule_of(rank, world, ADAMW)
     first = schedule.state_dict()
     for x, y in rows(6):
         schedule.step(-x, target=y)
@@ -91,12 +82,12 @@ def back_to_the_first(rank: int, world: int) -> Any:
 
 def test_loading_in_the_middle_drops_what_is_under_way(pool: Pool) -> None:
     parts = pool.run(back_to_the_first, 3)
-    expected = go_on(build(ADAMW), ADAMW)
+    expected = go_on(simulation_of(ADAMW), ADAMW)
     assert same(expected, parts[-1][0] + [value for _, values in parts for value in values])
 
 
 def save_until_killed(rank: int, world: int, run: Run, folder: Path) -> None:
-    schedule = join(rank, world, run)
+    schedule = schedule_of(rank, world, run)
     for x, y in schedule.feed(run.epochs[0]):
         schedule.step(x, target=y)
         schedule.save(folder)
@@ -105,7 +96,7 @@ def save_until_killed(rank: int, world: int, run: Run, folder: Path) -> None:
 
 
 def resume(rank: int, world: int, run: Run, folder: Path) -> Any:
-    schedule = join(rank, world, run)
+    schedule = schedule_of(rank, world, run)
     schedule.load(folder)
     losses = [schedule.step(x, target=y) for x, y in schedule.feed(run.epochs[0][5:])]
     schedule.flush()
@@ -117,7 +108,7 @@ def test_after_a_process_was_killed_the_last_checkpoint_goes_on(pool: Pool, tmp_
     assert isinstance(first, BlockFailed)
     assert isinstance(last, BlockFailed)
     parts = pool.run(resume, 3, ADAMW, tmp_path / "last")
-    expected = go_on(build(ADAMW), ADAMW)
+    expected = go_on(simulation_of(ADAMW), ADAMW)
     assert same(expected[5:], parts[-1][0] + [value for _, values in parts for value in values])
 
 
@@ -132,7 +123,7 @@ class Deadly:
 
 
 def killed_while_saving(rank: int, world: int, folder: Path, flush: bool) -> None:
-    schedule = join(rank, world, STASHED, Deadly() if rank == 2 else None)
+    schedule = schedule_of(rank, world, STASHED, lr_scheduler=Deadly() if rank == 2 else None)
     train_on(schedule, STASHED, 6)
     if flush:
         schedule.flush()
@@ -148,7 +139,7 @@ def test_a_process_that_is_killed_while_it_saves_is_told_to_all(flush: bool, poo
 
 
 def failing_instead_of_saving(rank: int, world: int, folder: Path) -> None:
-    with join(rank, world, Run(options={"m": (0, 0, 0)})) as schedule:
+    with schedule_of(rank, world, Run(options={"m": (0, 0, 0)})) as schedule:
         train_on(schedule, STASHED, 3)
         if rank == 2:
             raise ValueError("broke")
@@ -177,7 +168,7 @@ class Unsaveable:
 
 def refused_and_going_on(rank: int, world: int, folder: Path) -> Any:
     """Everything that is refused, in the middle of a run that then goes on."""
-    schedule = join(rank, world, STASHED, Unsaveable() if rank == 2 else None)
+    schedule = schedule_of(rank, world, STASHED, lr_scheduler=Unsaveable() if rank == 2 else None)
     told = []
 
     def note(call: Any, *args: Any) -> None:
@@ -199,11 +190,11 @@ def refused_and_going_on(rank: int, world: int, folder: Path) -> Any:
 
 
 def test_one_block_saves_without_torch_distributed(tmp_path: Path) -> None:
-    schedule = join(0, 1, ADAMW, m=0, p=0)
+    schedule = schedule_of(0, 1, ADAMW, m=0, p=0)
     train_on(schedule, ADAMW, 5)
     schedule.save(tmp_path / "saved")
     expected = train_on(schedule, ADAMW) + weights(schedule)
-    again = join(0, 1, ADAMW, m=0, p=0)
+    again = schedule_of(0, 1, ADAMW, m=0, p=0)
     again.load(tmp_path / "saved")
     assert same(expected, train_on(again, ADAMW) + weights(again))
     assert same(list(again.merged_weights().values()), weights(again))
@@ -211,9 +202,9 @@ def test_one_block_saves_without_torch_distributed(tmp_path: Path) -> None:
 
 def test_what_one_process_cannot_save_or_load_all_refuse_and_go_on(pool: Pool, tmp_path: Path) -> None:
     other = Run(options=STASHED.options | {"p": 0})
-    build(other).save(tmp_path / "other m")
-    build(STASHED, 2).save(tmp_path / "two blocks")
-    simulation = build(STASHED)
+    simulation_of(other).save(tmp_path / "other m")
+    simulation_of(STASHED, 2).save(tmp_path / "two blocks")
+    simulation = simulation_of(STASHED)
     for n in range(2):
         torch.save(simulation.state_dict(), tmp_path / f"{n}.pt")
         train_on(simulation, STASHED, n + 1)
@@ -231,12 +222,12 @@ def test_what_one_process_cannot_save_or_load_all_refuse_and_go_on(pool: Pool, t
         assert "batches are under way after batch 3" in under_way
     assert not (tmp_path / "own").exists()
     assert not (tmp_path / "own.stretto-saving").exists()
-    expected = go_on(build(STASHED), STASHED)
+    expected = go_on(simulation_of(STASHED), STASHED)
     assert same(expected, parts[-1][1] + [value for *_, values in parts for value in values])
 
 
 def states_of_two_steps(rank: int, world: int, folder: Path) -> tuple[str, str]:
-    schedule = join(rank, world, STASHED)
+    schedule = schedule_of(rank, world, STASHED)
     with pytest.raises(ValueError, match="batches") as of_states:
         schedule.load_state_dict(torch.load(folder / f"{min(rank, 1)}.pt", weights_only=True))
     with pytest.raises(ValueError, match="expected one folder") as of_folders:
@@ -245,7 +236,7 @@ def states_of_two_steps(rank: int, world: int, folder: Path) -> tuple[str, str]:
 
 
 def test_states_of_two_steps_and_two_folders_are_refused_by_all(pool: Pool, tmp_path: Path) -> None:
-    simulation = build(STASHED)
+    simulation = simulation_of(STASHED)
     for n in range(2):
         torch.save(simulation.state_dict(), tmp_path / f"{n}.pt")
         train_on(simulation, STASHED, n + 1)
@@ -259,7 +250,7 @@ def on_a_mesh(rank: int, world: int, folder: Path, resumes: bool) -> Any:
     """Process (k, r) of 2 blocks and 2 replicas, whose batch norms see other batches."""
     stage, replica = divmod(rank, 2)
     run = Run(epochs=[[(x + replica, y) for x, y in rows(7)]], options={"p": 1, "accumulate": 2})
-    schedule = join(stage, 2, run, mesh=init_device_mesh("cpu", (2, 2)))
+    schedule = schedule_of(stage, 2, run, mesh=init_device_mesh("cpu", (2, 2)))
     if resumes:
         schedule.load(folder)
     else:
@@ -283,11 +274,11 @@ def test_replicas_resume_each_with_its_own_batches_and_buffers(pool: Pool, tmp_p
         assert same(list(merged.values()), expected[0][1] + expected[2][1])
     assert not same(expected[0][1], expected[1][1]), "the buffers differ"
     with pytest.raises(ValueError, match="replicas=2, this pipeline has replicas=1"):
-        build(Run(options={"p": 1, "accumulate": 2}), 2).load(tmp_path / "saved")
+        simulation_of(Run(options={"p": 1, "accumulate": 2}), 2).load(tmp_path / "saved")
 
 
 def merged_and_back(rank: int, world: int) -> Any:
-    schedule = join(rank, world, STASHED)
+    schedule = schedule_of(rank, world, STASHED)
     train_on(schedule, STASHED)
     merged = schedule.merged_weights()
     with torch.no_grad():
@@ -301,7 +292,7 @@ def merged_and_back(rank: int, world: int) -> Any:
 
 
 def test_merged_weights_are_in_every_process_the_plain_models(pool: Pool) -> None:
-    simulation = build(STASHED)
+    simulation = simulation_of(STASHED)
     train_on(simulation, STASHED)
     model = nn.Sequential(*STASHED.make_blocks(3))
     parts = pool.run(merged_and_back, 3)

@@ -1,6 +1,5 @@
 """The loops that users write around a schedule."""
 
-import threading
 import warnings
 from typing import Any
 
@@ -13,25 +12,18 @@ from torch.nn import functional
 
 from stretto.pipelining import ScheduleDSP, simulate
 from tests.pipelining.processes import Pool
-from tests.pipelining.training import Run, adamw, joined, rows, simulated, train
-
-Part = tuple[dict[str, torch.Tensor], list[Any], int]
-
-
-def schedule_of(rank: int, world: int, run: Run, **options: Any) -> ScheduleDSP:
-    block = run.make_blocks(world)[rank]
-    return ScheduleDSP((block, rank, world), run.make_optimizer(block), run.loss_fn, **run.options, **options)
-
-
-def simulation_of(world: int, run: Run) -> Any:
-    blocks = run.make_blocks(world)
-    return simulate(blocks, [run.make_optimizer(block) for block in blocks], run.loss_fn, **run.options)
-
-
-def part_of(schedule: ScheduleDSP, losses: list[Any]) -> Part:
-    assert [thread.name for thread in threading.enumerate() if "stretto" in thread.name] == []
-    return schedule.block.module.state_dict(), losses, schedule.block.num_updates
-
+from tests.pipelining.training import (
+    Part,
+    Run,
+    adamw,
+    joined,
+    part_of,
+    rows,
+    schedule_of,
+    simulated,
+    simulation_of,
+    train,
+)
 
 # Evaluation
 
@@ -62,7 +54,7 @@ def test_evaluation_anywhere_in_the_loop_touches_nothing(pool: Pool) -> None:
     run = Run(epochs=[rows(5), rows(5)], options={"p": 1})
     parts, found = zip(*pool.run(evaluate_everywhere, 3, run), strict=True)
     joined(parts).check_is(simulated(run, 3))
-    simulation = simulation_of(3, run)
+    simulation = simulation_of(run)
     expected: list[torch.Tensor] = []
     _evaluate(simulation, True, True, expected)
     assert len(found[-1]) == len(expected) == 23
@@ -135,8 +127,7 @@ def in_a_group(rank: int, world: int, run: Run) -> Part | None:
     group = dist.new_group([3, 1])  # sorted by torch: rank 1 has block 0
     if rank not in (1, 3):
         return None
-    block = run.make_blocks(2)[rank // 2]
-    schedule = ScheduleDSP((block, rank // 2, 2), run.make_optimizer(block), run.loss_fn, group=group)
+    schedule = schedule_of(rank // 2, 2, run, group=group)
     return part_of(schedule, train(run, schedule, reads=rank == 1))
 
 

@@ -77,7 +77,7 @@ def test_counting_leaves_the_blocks_and_the_random_numbers_as_they_were() -> Non
 
 
 def test_a_block_that_fails_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"block 1 \(Linear\) fails on what .*\(5, 2\) torch.float32"):
+    with pytest.raises(RuntimeError, match=r"block 1 \(Linear\) fails on what .*\[5, 2\] torch.float32"):
         measure_sizes([nn.Linear(3, 2), nn.Linear(3, 2)], torch.randn(BATCH, 3))
 
 

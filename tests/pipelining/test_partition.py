@@ -2,14 +2,12 @@
 
 import copy
 import itertools
+import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -22,17 +20,19 @@ from stretto.pipelining.measure import measure_times
 from stretto.pipelining.names import name_prefix
 from stretto.pipelining.partition import best_cut, partition, time_costs
 from stretto.pipelining.spec import Staleness
-from tests.pipelining.cutting import Slow, cut_in_a_process
+from tests.pipelining.processes import Pool
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few passes, on one thread: a second one may wait long for its core while other tests run."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few passes."""
     monkeypatch.setattr(measure, "_ENOUGH_S", 0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+
+
+class Slow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)  # stands for work, many times that of the others
+        return x.clone()
 
 
 def net() -> nn.Sequential:
@@ -148,12 +148,25 @@ def test_by_time_measures_on_copies_and_leaves_everything_as_it_was(quick: None)
     assert list(blocks[0].state_dict()) == list(before)
 
 
-def test_all_processes_cut_as_the_first_one_measured_and_fail_as_it_does(tmp_path: Path) -> None:
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
-    mp.start_processes(cut_in_a_process, (str(tmp_path / "store"), results), nprocs=2, start_method="spawn")
-    found = sorted(results.get() for _ in range(2))
-    assert found == [(rank, [1, 4], [1, 4], "layer '1' (Linear) f", 'by="time" measures t') for rank in range(2)]
+def cut_differently(rank: int, world: int) -> tuple[list[int], list[int], list[str]]:
+    """The lengths that process `rank` finds, with its own sample and without one, and what is raised."""
+    slow_at = 0 if rank == 0 else 4  # by its own times each process would cut elsewhere
+    model = nn.Sequential(*[Slow() if at == slow_at else nn.Linear(3, 3) for at in range(5)])
+    sample = torch.randn(4, 3)
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "_ENOUGH_S", 0)
+        own, firsts = ([len(b) for b in partition(model, 2, sample=x)] for x in (sample, None if rank else sample))
+        for wrong in (torch.randn(4, 2 + rank), sample if rank else None):
+            with pytest.raises((RuntimeError, ValueError)) as raised:
+                partition(model, 2, sample=wrong)
+            told.append(str(raised.value)[:20])
+    return own, firsts, told
+
+
+def test_all_processes_cut_as_the_first_one_measured_and_fail_as_it_does(pool: Pool) -> None:
+    for found in pool.run(cut_differently, 2):
+        assert found == ([1, 4], [1, 4], ["layer '1' (Linear) f", 'by="time" measures t'])
 
 
 class Pair(nn.Module):
@@ -244,7 +257,7 @@ def hooked() -> nn.Sequential:
         (lambda: [nn.ReLU(), torch.relu], {"num_stages": 1}, TypeError, "a list of builtin_function"),
         (list, {"num_stages": 1}, TypeError, "a list of nothing"),
         (hooked, {"num_stages": 2, "by": "uniform"}, ValueError, "hooks"),
-        (net, {"num_stages": 2, "sample": torch.randn(4, 5)}, RuntimeError, r"layer '0' \(Linear\) .*\(4, 5\)"),
+        (net, {"num_stages": 2, "sample": torch.randn(4, 5)}, RuntimeError, r"layer '0' \(Linear\) .*\[4, 5\]"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(model: object, arguments: dict, error: type, says: str) -> None:

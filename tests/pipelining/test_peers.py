@@ -1,7 +1,6 @@
 """DGL and DNI: blocks that train on a gradient of their own."""
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +12,6 @@ from stretto.pipelining.peers import GreedyTraining, LocalTraining, SyntheticGra
 from stretto.pipelining.rng import batch_rng
 
 mse = nn.functional.mse_loss
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    found = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(found)
 
 
 def make_batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from stretto.pipelining import ScheduleDSP, batch_rng
 from tests.pipelining.processes import Pool
-from tests.pipelining.training import Data, Result, Run, joined, rows, simulated, train
+from tests.pipelining.training import Data, Result, Run, joined, part_of, rows, schedule_of, simulated, train
 
 Part = tuple[dict[str, torch.Tensor], list[Any], int, list[str]]
 
@@ -111,10 +111,8 @@ def on_a_part_of_the_world(rank: int, world: int, run: Run) -> Any:
         return None
     if rank == 1:
         dist.new_group([1], use_local_synchronization=True)
-    block = run.make_blocks(2)[rank // 2]
-    schedule = ScheduleDSP((block, rank // 2, 2), run.make_optimizer(block), run.loss_fn, mesh=mesh)
-    losses = train(run, schedule, reads=rank == 1)
-    return block.state_dict(), losses, schedule.block.num_updates
+    schedule = schedule_of(rank // 2, 2, run, mesh=mesh)
+    return part_of(schedule, train(run, schedule, reads=rank == 1))
 
 
 def test_a_mesh_of_some_processes_trains_whatever_groups_each_has_made(pool: Pool) -> None:

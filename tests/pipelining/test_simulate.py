@@ -15,6 +15,7 @@ from tests.pipelining.training import (
     plain,
     rows,
     simulated,
+    simulation_of,
 )
 
 PLAIN = {
@@ -232,8 +233,7 @@ def test_a_loader_may_fill_the_same_tensor_again() -> None:
 
 def test_evaluation_touches_nothing() -> None:
     def train(evaluate: bool) -> list[torch.Tensor]:
-        blocks = Run().make_blocks(3)
-        simulation = simulate(blocks, [Run().make_optimizer(b) for b in blocks], functional.cross_entropy)
+        simulation = simulation_of(Run())
         for x, y in rows(6):
             if evaluate:
                 simulation.eval(x)
@@ -241,14 +241,14 @@ def test_evaluation_touches_nothing() -> None:
             if evaluate:
                 simulation.eval(x)
         simulation.flush()
-        return [value for block in blocks for value in block.state_dict().values()]
+        return [value for block in simulation.blocks for value in block.module.state_dict().values()]
 
     assert all(map(torch.equal, train(True), train(False)))
 
 
 def test_evaluation_is_that_of_the_whole_model_in_eval_mode() -> None:
-    blocks = Run().make_blocks(3)
-    simulation = simulate(blocks, [Run().make_optimizer(b) for b in blocks], functional.cross_entropy)
+    simulation = simulation_of(Run())
+    blocks = [block.module for block in simulation.blocks]
     [(x, y)] = rows(1)
     simulation.step(x, y)
     found = simulation.eval(x)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stretto.pipelining import ScheduleDSP, batch_rng, simulate
+from stretto.pipelining import ScheduleDSP, Simulation, batch_rng, simulate
 
 Data = list[tuple[Any, Any]]
 
@@ -148,40 +148,54 @@ def train(run: Run, schedule: Any, *, reads: bool) -> list[torch.Tensor]:
     return losses
 
 
-def simulated(run: Run, num_blocks: int) -> Result:
+def simulation_of(run: Run, num_blocks: int = 3) -> Simulation:
     blocks = run.make_blocks(num_blocks)
     optimizers = [run.make_optimizer(block) for block in blocks]
     schedulers = [run.make_scheduler(optimizer) for optimizer in optimizers]
-    simulation = simulate(blocks, optimizers, run.loss_fn, lr_scheduler=schedulers, **run.options)
-    losses = train(run, simulation, reads=True)
-    return Result(
-        state=[block.state_dict() for block in blocks],
-        losses=losses,
-        num_updates=[block.num_updates for block in simulation.blocks],
-    )
+    return simulate(blocks, optimizers, run.loss_fn, lr_scheduler=schedulers, **run.options)
 
 
-def part(rank: int, world: int, run: Run) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], int]:
-    """One process of a run: its block's weights, the losses and the number of updates."""
+def schedule_of(rank: int, world: int, run: Run, **options: Any) -> ScheduleDSP:
+    """That of block `rank`, with `options` in place of the run's."""
     block = run.make_blocks(world)[rank]
     if run.delay_s:
         pauses = random.Random(rank)
         block.register_forward_pre_hook(lambda *_: time.sleep(pauses.uniform(0, run.delay_s)))
     optimizer = run.make_optimizer(block)
-    schedule = ScheduleDSP(
-        (block, rank, world),
-        optimizer,
-        run.loss_fn,
-        lr_scheduler=run.make_scheduler(optimizer),
-        **run.options,
+    options = {"lr_scheduler": run.make_scheduler(optimizer)} | run.options | options
+    return ScheduleDSP((block, rank, world), optimizer, run.loss_fn, **options)
+
+
+def simulated(run: Run, num_blocks: int) -> Result:
+    simulation = simulation_of(run, num_blocks)
+    losses = train(run, simulation, reads=True)
+    return Result(
+        state=[block.module.state_dict() for block in simulation.blocks],
+        losses=losses,
+        num_updates=[block.num_updates for block in simulation.blocks],
     )
+
+
+Part = tuple[dict[str, torch.Tensor], list[Any], int]
+"""One process of a run: its block's weights, the losses and the number of updates."""
+
+
+def part_of(schedule: ScheduleDSP, losses: list[Any]) -> Part:
+    threads = [thread for thread in threading.enumerate() if "stretto" in thread.name]
+    for thread in threads:
+        thread.join(10)  # its last message may be read before it has ended
+    assert not any(thread.is_alive() for thread in threads)
+    return schedule.block.module.state_dict(), losses, schedule.block.num_updates
+
+
+def part(rank: int, world: int, run: Run) -> Part:
+    schedule = schedule_of(rank, world, run)
     losses = train(run, schedule, reads=rank == 0)
-    assert [thread.name for thread in threading.enumerate() if "stretto" in thread.name] == []
     assert all(loss is None for loss in losses) or rank == world - 1
-    return block.state_dict(), losses, schedule.block.num_updates
+    return part_of(schedule, losses)
 
 
-def joined(parts: Sequence[tuple[dict[str, torch.Tensor], list[torch.Tensor], int]]) -> Result:
+def joined(parts: Sequence[Part]) -> Result:
     states, losses, updates = zip(*parts, strict=True)
     assert len({len(each) for each in losses}) == 1, "all ranks run through the loop as often"
     return Result(state=list(states), losses=losses[-1], num_updates=list(updates))

@@ -31,7 +31,7 @@ from stretto.pipelining.codec import pass_on
 from stretto.pipelining.options import Options, accepts
 from stretto.pipelining.passes import (
     Graph,
-    in_mode,
+    eval_mode,
     kept_buffers,
     release,
     run_and_watch,
@@ -175,7 +175,7 @@ class Block:
             with torch.no_grad(), kept_buffers(self.module), self._kept_weights() as replaced:
                 output, rng = self._run(flight, batch.value, replaced | (weights or {}))
         self.flights.append(flight)
-        value = None if self.is_last else release(output, None if self.keeps_graph else True)
+        value = None if self.is_last else release(output, runs_again=not self.keeps_graph)
         return Batch(batch.n, value, batch.target, rng)
 
     def recompute(self) -> None:
@@ -293,7 +293,7 @@ class Block:
                 "torch's pipeline() cut. Evaluate the plain model with the merged weights, or cut with "
                 "stretto.pipelining.partition"
             )
-        with torch.no_grad(), in_mode(self.module, training=False), self.options.autocasting(self.device):
+        with torch.no_grad(), eval_mode(self.module), self.options.autocasting(self.device):
             return self.module(*self._arguments(value))
 
     def drop_copies(self) -> None:

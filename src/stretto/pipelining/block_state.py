@@ -18,7 +18,7 @@ import torch
 from stretto.pipelining.block import Block, Flight, Gradients
 from stretto.pipelining.names import name_prefix
 from stretto.state import PLAIN, to_plain
-from stretto.tree import flatten
+from stretto.tree import flatten, tensors_of
 
 VERSION = 1
 State = dict[str, Any]
@@ -220,7 +220,7 @@ def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
 def _pack(tree: Any, path: str) -> State:
     """`tree`, and what a tensor that was saved does not tell of itself."""
     _check_plain(tree, path)
-    tensors = [leaf for leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_of(tree)
     return {
         "tree": tree,
         "requires_grad": [t.requires_grad for t in tensors],

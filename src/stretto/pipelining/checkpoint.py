@@ -111,29 +111,26 @@ class Checkpointed(ABC):
         batches are under way.
         """
         with self._telling():
-            names = [name for each in together(self._meeting, self._own_names) for name in each]
+            own = [weights_of(block) for block in self._own_blocks]
+            told = together(self._meeting, lambda: [name for weights in own for name in weights])
+            names = {name for each in told for name in each}
 
-            def take() -> list[dict[str, Any]]:
-                if self._is_under_way():
+            def check_all() -> None:
+                if any(block.flights or block.group_is_open for block in self._own_blocks):
                     raise ValueError(
                         f"batches are under way after batch {self.num_batches}: call flush() before load_weights()"
                     )
-                missing, unexpected = set(names) - state_dict.keys(), state_dict.keys() - set(names)
+                missing, unexpected = names - state_dict.keys(), state_dict.keys() - names
                 if missing or unexpected:
                     raise ValueError(
                         f"the weights do not fit: missing {sorted(missing)}, unexpected {sorted(unexpected)}"
                     )
-                taken = []
-                for block in self._own_blocks:
-                    own = weights_of(block)
-                    taken.append({name: state_dict[name] for name in own})
-                    check_weights(own, taken[-1], block)
-                return taken
+                for block, weights in zip(self._own_blocks, own, strict=True):
+                    check_weights(weights, {name: state_dict[name] for name in weights}, block)
 
-            ours: list[dict[str, Any]] = []
-            together(self._meeting, lambda: ours.extend(take()))
-            for block, weights in zip(self._own_blocks, ours, strict=True):
-                load_weights(block, weights)
+            together(self._meeting, check_all)
+            for block, weights in zip(self._own_blocks, own, strict=True):
+                load_weights(block, {name: state_dict[name] for name in weights})
 
     # What differs between one process and many
 
@@ -204,12 +201,6 @@ class Checkpointed(ABC):
             self._replace_arrived(block, restore(block, state))
         self.num_batches = heard[0][0]
         self._resume(is_under_way=any(is_under_way for _, is_under_way in heard))
-
-    def _is_under_way(self) -> bool:
-        return any(block.flights or block.group_is_open for block in self._own_blocks)
-
-    def _own_names(self) -> list[str]:
-        return [name for block in self._own_blocks for name in weights_of(block)]
 
     def _own_weights(self) -> dict[str, Any]:
         own: dict[str, Any] = {}

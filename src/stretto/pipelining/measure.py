@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from stretto.pipelining.checks import describe_value
 from stretto.pipelining.events import BlockTimes
 from stretto.pipelining.rng import batch_rng
-from stretto.tree import flatten
+from stretto.tree import map_tensors, tensors_of
 
 _WARMUP = 2
 _MIN_PASSES = 5
@@ -56,29 +57,20 @@ def run_part(part: nn.Module, value: Any, name: str) -> Any:
     try:
         return part(value)
     except Exception as error:
-        got = [
-            f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-            for leaf in flatten(value)[0]
-        ]
         raise RuntimeError(
-            f"{name} ({type(part).__name__}) fails on what the sample becomes before it, {', '.join(got)}: "
+            f"{name} ({type(part).__name__}) fails on what the sample becomes before it, {describe_value(value)}: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def at_a_cut(value: Any) -> Any:
     """`value` as a part's input: it may be written to, and a gradient goes back to its tensors, but no further."""
-    leaves, structure = flatten(value)
-    given = [
-        leaf.detach().requires_grad_(leaf.requires_grad).clone() if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in leaves
-    ]
-    return structure.build(given)
+    return map_tensors(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad).clone(), value)
 
 
 def backward_from(output: Any) -> None:
     """The backward of a part, from gradients of 1 for all that it puts out."""
-    roots = [leaf for leaf in flatten(output)[0] if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
@@ -101,8 +93,7 @@ def _pass(parts: Sequence[nn.Module], sample: Any, names: Sequence[str]) -> tupl
 
 def _now(value: Any) -> float:
     """The time at which all that was asked of the accelerator that `value` is on is done."""
-    devices = {leaf.device for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)}
-    for device in devices:
+    for device in {tensor.device for tensor in tensors_of(value)}:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
     return time.perf_counter()

@@ -21,7 +21,7 @@ from stretto.pipelining.events import Microbatching, recomputes
 from stretto.pipelining.measure import at_a_cut, run_part
 from stretto.pipelining.rng import batch_rng
 from stretto.pipelining.spec import Staleness
-from stretto.tree import flatten
+from stretto.tree import tensors_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -83,8 +83,8 @@ def measure_sizes(
                     weights_bytes=_num_bytes([*part.parameters(), *part.buffers()]),
                     gradients_bytes=_num_bytes(trained),
                     optimizer_bytes=_count_state(optimizer, trained) if optimizer and trained else 0,
-                    input_bytes=_num_bytes(_tensors(value)),
-                    output_bytes=_num_bytes(_tensors(output)),
+                    input_bytes=_num_bytes(tensors_of(value)),
+                    output_bytes=_num_bytes(tensors_of(output)),
                     graph_bytes=graph_bytes,
                 )
             )
@@ -146,7 +146,7 @@ def _count_graph(part: nn.Module, given: Any, name: str) -> tuple[Any, int]:
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage
 
-    entries = [(tensor, tensor._version) for tensor in _tensors(given)]
+    entries = [(tensor, tensor._version) for tensor in tensors_of(given)]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: nothing):
         output = run_part(part, given, name)
     # A block that writes to its input gets a copy of the stored one, and its graph keeps that.
@@ -161,11 +161,7 @@ def _count_state(make: MakeOptimizer, trained: list[nn.Parameter]) -> int:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = make(trained)
     optimizer.step()
-    return _num_bytes(tensor for state in optimizer.state.values() for tensor in _tensors(state))
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+    return _num_bytes(tensor for state in optimizer.state.values() for tensor in tensors_of(state))
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:

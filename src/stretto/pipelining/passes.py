@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from stretto.tree import UNCHANGEABLE, flatten
+from stretto.tree import UNCHANGEABLE, flatten, map_tensors
 
 
 @dataclass(slots=True)
@@ -56,18 +56,17 @@ def track(value: Any) -> tuple[Any, Graph]:
     return structure.build(tracked), graph
 
 
-def release(value: Any, requires_grad: bool | None) -> Any:
-    """`value` without its graph. Each tensor says whether a gradient may come back, or all floating ones do."""
-    leaves, structure = flatten(value)
-    released = [
-        leaf.detach().requires_grad_(
-            leaf.requires_grad if requires_grad is None else leaf.is_floating_point() or leaf.is_complex()
-        )
-        if isinstance(leaf, torch.Tensor)
-        else leaf
-        for leaf in leaves
-    ]
-    return structure.build(released)
+def release(value: Any, *, runs_again: bool) -> Any:
+    """`value` without its graph. Each tensor says whether a gradient may come back, or all floating ones do.
+
+    The latter where a pass without a graph made it, which `runs_again` with one.
+    """
+
+    def let_go(tensor: torch.Tensor) -> torch.Tensor:
+        is_trained = tensor.is_floating_point() or tensor.is_complex() if runs_again else tensor.requires_grad
+        return tensor.detach().requires_grad_(is_trained)
+
+    return map_tensors(let_go, value)
 
 
 def run_and_watch(call: Callable[[Any], Any], value: Any, writes: bool | None) -> tuple[Any, bool]:
@@ -137,10 +136,10 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """All parts of `module` in one mode, then each in its own again."""
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """All parts of `module` in eval mode, then each in its own again."""
     modes = [(part, part.training) for part in module.modules()]
-    module.train(training)
+    module.eval()
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from stretto.pipelining.events import (
@@ -38,7 +37,7 @@ from stretto.pipelining.partition import (
     time_costs,
 )
 from stretto.pipelining.spec import BackwardParams, Staleness
-from stretto.tree import flatten
+from stretto.tree import tensors_of
 
 Bounds = tuple[tuple[int, int], ...]
 Sizes = Callable[[Bounds], list[BlockSizes]]
@@ -270,4 +269,4 @@ def _way(name: str, detail: str, steady: Steady, bounds: Bounds, held: list[Bloc
 
 def _num_rows(sample: Any) -> int:
     """The number of examples in a batch: rows of its first tensor."""
-    return next((len(leaf) for leaf in flatten(sample)[0] if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
+    return next((len(tensor) for tensor in tensors_of(sample) if tensor.ndim), 1)
