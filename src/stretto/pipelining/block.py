@@ -201,13 +201,10 @@ class Block:
         else:
             assert gradients is not None
             check_gradients(self, flight.n, flight.graph, gradients)
-            pairs = [
-                (output, gradient)
-                for output, gradient in zip(flight.graph.outputs, gradients, strict=True)
-                if output is not None and gradient is not None
-            ]
-            if pairs:
-                self._run_backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+            pairs = zip(flight.graph.outputs, gradients, strict=True)
+            given = [(end, gradient) for end, gradient in pairs if end is not None and gradient is not None]
+            if given:
+                self._run_backward([end for end, _ in given], [gradient for _, gradient in given])
         if flight.weights is not None:
             self._collect_gradients(flight.weights)
         self.group_is_open = True

@@ -115,6 +115,10 @@ class Outbox:
                 raise self.explain(error) from error
             self._under_way.popleft()
 
+    def forget(self) -> None:
+        """Let go of what is under way: works keep the connection open."""
+        self._under_way.clear()
+
     def _send(self, kind: Kind, n: int, value: Any, last: bool) -> None:
         description, flat = encode(value, self.held())
         inline = [_to_bytes(tensor) for tensor in flat]
@@ -203,10 +207,12 @@ class Inbox:
         if self._failure is not None:
             raise self._failure
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end, and say whether it has."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _next(self) -> Message:
         if self._failure is not None:
