@@ -18,8 +18,9 @@ from stretto.profile import view
 if TYPE_CHECKING:
     from stretto.echo.factor import Factor
     from stretto.study.processes import Job
+    from stretto.study.records import Task
     from stretto.study.run import Run
-    from stretto.study.search import Progress, Search
+    from stretto.study.search import Progress, Search, Watcher
     from stretto.study.summary import Report
 
 _INTERRUPTED = 130  # as shells say of a command that Ctrl-C ended
@@ -64,7 +65,6 @@ def study(
     Learning rate and decay are tuned in each condition with the same number of trials, and the best is repeated
     with fresh seeds. A study that was ended goes on where it stopped; so does the same command in another terminal.
     """
-    progress = console(sys.stderr)
     try:
         for path in (runs, json_file, markdown_file, svg_file):
             check_writable(path)
@@ -87,21 +87,11 @@ def study(
             )
             storage = file.with_suffix(".study.db") if storage is None else storage
             job = Job(file, tuple(conditions), storage, trials, seeds, runs)
-            search = job.search()
-            if retry_crashed:
-                search.retry_crashed()
-            try:
-                _work(job, search, processes, progress)
-            except KeyboardInterrupt:
-                done = search.progress()
-                again = shlex.join(["stretto", *sys.argv[1:]])
-                progress.print(
-                    f"Interrupted: {done.num_done} of {done.num_wanted} runs are made and kept in {storage}. "
-                    f"The same command goes on: {again}",
-                    markup=False,
-                )
-                raise typer.Exit(_INTERRUPTED) from None
-        report = summarise(search)
+            with job.search(found) as search:
+                if retry_crashed:
+                    search.retry_crashed()
+                _work(job, search, processes)
+                report = summarise(found, search.outcomes())
         if str(json_file) != "-":
             _show(report)
         if json_file is not None:
@@ -114,31 +104,43 @@ def study(
         fail("study", error, 2)
 
 
-def _work(job: "Job", search: "Search", num_processes: int, terminal: Console) -> None:
-    """Make all runs, under a progress bar."""
+def _work(job: "Job", search: "Search", num_processes: int) -> None:
+    """Make all runs, under a progress bar. Ends the process if it is interrupted."""
     from stretto.study.processes import work_together
-    from stretto.study.records import Task
-    from stretto.study.run import Run
+
+    terminal = console(sys.stderr)
+    try:
+        with _Bar(terminal, num_processes) as bar:
+            if num_processes == 1:
+                search.work(_hands(search, bar))
+            else:
+                work_together(job, search, num_processes, bar.show)
+    except KeyboardInterrupt:
+        done = search.progress()
+        terminal.print(
+            f"Interrupted: {done.num_done} of {done.num_wanted} runs are made and kept in {job.storage}. The same "
+            f"command goes on: {shlex.join(['stretto', *sys.argv[1:]])}",
+            markup=False,
+        )
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _hands(search: "Search", bar: "_Bar") -> "Watcher":
+    """What tells the bar of the runs of this process."""
     from stretto.study.search import Watcher
 
     class Hands(Watcher):
-        """Tells the bar of the runs of this process."""
-
-        def begins(self, task: Task) -> None:
+        def begins(self, task: "Task") -> None:
             bar.show(search.progress(), f"{task.condition.title}: {task.key}")
 
-        def updates(self, task: Task, fresh_examples: int, value: float | None) -> None:  # noqa: ARG002
+        def updates(self, task: "Task", fresh_examples: int, value: float | None) -> None:  # noqa: ARG002
             shown = "" if value is None else f", {value:.4g}"
             bar.move(min(1.0, fresh_examples / search.study.max_fresh_examples), shown)
 
-        def ends(self, task: Task, run: Run) -> None:
+        def ends(self, task: "Task", run: "Run") -> None:
             bar.say(f"{task.condition.title}: {task.key}: {_ending(run)}")
 
-    with _Bar(terminal, num_processes) as bar:
-        if num_processes == 1:
-            search.work(Hands())
-        else:
-            work_together(job, search, num_processes, bar.show)
+    return Hands()
 
 
 class _Bar:

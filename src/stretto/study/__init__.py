@@ -36,10 +36,10 @@ A study's file, for `stretto study FILE.py`:
 
 from stretto.study.conditions import VARIANTS, Condition, plan
 from stretto.study.loader import MakeLoader, make_loader
-from stretto.study.run import Run, TrainError, run
+from stretto.study.run import Run, run
 from stretto.study.search import Outcome, Progress, Search, Watcher
 from stretto.study.settings import Settings
-from stretto.study.study import Study, load_study
+from stretto.study.study import Study, TrainError, load_study
 
 __all__ = [
     "VARIANTS",

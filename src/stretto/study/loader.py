@@ -14,6 +14,7 @@ from stretto.echo.keyed import derive_key
 from stretto.echo.loader import EchoLoader, echo
 from stretto.echo.stats import EchoStats
 from stretto.study.conditions import Condition
+from stretto.study.study import TrainError
 from stretto.tree import flatten
 
 Augment = Callable[[Any, torch.Generator], Any]
@@ -40,16 +41,16 @@ class MakeLoader:
         """When it was called, as time.perf_counter tells."""
 
     def __call__(self, fresh: Iterable[Any], augment: Augment | None = None) -> Iterator[Any]:
-        """Batches for the updates. Raises ValueError if called twice, or if `augment` is not as the study says."""
+        """Batches for the updates. Raises TrainError if called twice, or if `augment` is not as the study says."""
         condition, seed = self._condition, self._seed
         if self._echoed is not None:
-            raise ValueError(
+            raise TrainError(
                 "make_loader was called twice in one run: it is for the training data only; iterate a loader of "
                 "test data as it is"
             )
         if (augment is not None) != self._has_augment:
             found = "no augmentation" if augment is None else "an augmentation"
-            raise ValueError(
+            raise TrainError(
                 f"make_loader got {found}, but the study says has_augment={self._has_augment}: expected them to "
                 "agree"
             )
@@ -117,7 +118,7 @@ class _Counted:
         for batch in self.base_dataloader:
             rows = _num_rows(batch)
             if not self.rows_of and rows != self._batch_size:
-                raise ValueError(
+                raise TrainError(
                     f"the first batch has {rows} examples, settings.batch_size is {self._batch_size}: make the "
                     "loader with settings.batch_size and drop_last=True"
                 )

@@ -19,7 +19,7 @@ import torch
 from stretto.study.conditions import Condition
 from stretto.study.records import Task
 from stretto.study.search import Progress, Search, Watcher
-from stretto.study.study import load_study
+from stretto.study.study import Study, load_study
 
 _POLL_S = 1.0
 _END_S = 20.0  # a process that is told to end has so long for what it has in hand
@@ -36,9 +36,8 @@ class Job:
     seeds: int
     runs: Path | None
 
-    def search(self) -> Search:
-        """The study's runs. Raises what `load_study` and `Search` raise."""
-        study = load_study(self.file)
+    def search(self, study: Study) -> Search:
+        """The runs of the file's study. Raises what `Search` raises."""
         return Search(study, self.conditions, self.storage, trials=self.trials, seeds=self.seeds, runs=self.runs)
 
 
@@ -121,8 +120,8 @@ def _work(job: Job, to_parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with one_thread():
-            job.search().work(_WithParent())
+        with one_thread(), job.search(load_study(job.file)) as search:
+            search.work(_WithParent())
     except (KeyboardInterrupt, _Orphan):
         sys.exit(0)
     except (ValueError, RuntimeError, OSError) as error:

@@ -4,7 +4,7 @@ import math
 import random
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,15 +14,11 @@ import torch
 from stretto.study.conditions import Condition
 from stretto.study.loader import MakeLoader, make_loader
 from stretto.study.settings import make_settings
-from stretto.study.study import Study, Value
+from stretto.study.study import Study, TrainError, Value
 
 Status = Literal["reached", "missed", "diverged", "crashed"]
 OnUpdate = Callable[[int, float | None], None]
 """Called after each update with the fresh examples read so far, and the latest metric value."""
-
-
-class TrainError(ValueError):
-    """The training function does not keep to what is asked of it, so that no run of it can count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +89,12 @@ def run(
     status: Status | None = None
     error: str | None = None
     try:
-        updates = iter(study.train(settings, loader, seed))
+        updates = study.train(settings, loader, seed)
+        if not isinstance(updates, Iterable):
+            raise TrainError(
+                f"train returned {updates!r} ({type(updates).__name__}): expected a generator, which yields once "
+                "after each update"
+            )
         try:
             driven.drive(updates)
         finally:
@@ -103,7 +104,7 @@ def run(
         raise
     except FloatingPointError as raised:
         status, error = "diverged", f"FloatingPointError: {raised}"
-    except Exception:
+    except (Exception, SystemExit):
         status, error = "crashed", traceback.format_exc()
     finally:
         loader.close()
@@ -144,7 +145,7 @@ class _Driven:
         self.final: float | None = None
         self.at_target: tuple[int, int, float] | None = None
 
-    def drive(self, updates: Iterator[Value]) -> None:
+    def drive(self, updates: Iterable[Value]) -> None:
         """Make updates until the run is over."""
         study, budget = self._study, self._study.evaluate_budget or self._study.max_fresh_examples
         for value in updates:

@@ -92,7 +92,22 @@ class Search:
         self._storage = Storage(storage, study, self.conditions)
         self._done: dict[Condition, Outcome] = {}
         if runs is not None:
-            self._exchange(runs, written)
+            try:
+                self._exchange(runs, written)
+            except ValueError:
+                self.close()
+                raise
+
+    def __enter__(self) -> "Search":
+        """Close the storage at the end of the block."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the storage."""
+        self._storage.close()
 
     def work(self, watcher: Watcher) -> None:
         """Make runs until all are made, by this process or by others. An interrupted run is left to be made again.

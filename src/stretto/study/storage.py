@@ -6,6 +6,7 @@ again. Processes may enqueue a run twice at the same moment: of its trials the f
 that counts.
 """
 
+import contextlib
 import platform
 import sqlite3
 import time
@@ -20,8 +21,8 @@ import psutil
 from stretto.study.conditions import Condition
 from stretto.study.points import point
 from stretto.study.records import Record, Task, check_same
-from stretto.study.run import Run, TrainError
-from stretto.study.study import Study
+from stretto.study.run import Run
+from stretto.study.study import Study, TrainError
 
 if TYPE_CHECKING:
     import optuna
@@ -56,6 +57,11 @@ class Storage:
         for condition in conditions:
             for is_repeat in (False, True):
                 self._studies[condition.key, is_repeat] = self._create(condition, is_repeat)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._backend.remove_session()
+        self._backend.engine.dispose()
 
     def finished(self, condition: Condition, *, is_repeat: bool) -> dict[str, Record]:
         """The runs that are done, by their task's key."""
@@ -280,9 +286,9 @@ def _check_file(path: Path) -> None:
             raise ValueError(f"{path}: there is no folder {path.resolve().parent}; make it first")
         return
     try:
-        with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCK_S) as connection:
+        connecting = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCK_S)
+        with contextlib.closing(connecting) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-        connection.close()
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} is no SQLite file ({error}): choose another place with --storage") from None
     if tables and not {"studies", "trials"} <= tables:

@@ -4,7 +4,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,10 @@ _NAME = "study"  # what load_study looks for
 _OWN_NAMES = ("lr", "decay")
 
 
+class TrainError(ValueError):
+    """The training function does not keep to what is asked of it, so that no run of it can count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
     """A training to compare conditions on. Raises TypeError or ValueError, naming the value that cannot work.
@@ -28,6 +32,7 @@ class Study:
 
     train: Train
     """The training function: (Settings, MakeLoader, int) -> a generator of `Value`."""
+    _: KW_ONLY
     metric: str
     """What is measured, with its unit, as tables name it."""
     target: float

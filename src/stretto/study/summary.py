@@ -8,7 +8,7 @@ from typing import Any
 from stretto.study.conditions import TITLES, Condition
 from stretto.study.points import at_edge
 from stretto.study.run import Run
-from stretto.study.search import Outcome, Search
+from stretto.study.search import Outcome
 from stretto.study.study import Study
 
 VERSION = 1
@@ -82,9 +82,8 @@ class Report:
         }
 
 
-def summarise(search: Search) -> Report:
+def summarise(study: Study, outcomes: Sequence[Outcome]) -> Report:
     """What the runs that are made say."""
-    study, outcomes = search.study, search.outcomes()
     is_reached_by_all = {
         outcome.condition: bool(outcome.repeats) and all(run.status == "reached" for run in outcome.repeats)
         for outcome in outcomes
@@ -98,7 +97,7 @@ def summarise(search: Search) -> Report:
     rows = tuple(_row(study, outcome, title, means) for outcome, title in zip(outcomes, titles, strict=True))
     return Report(
         study=study,
-        verdict=_verdict(study, rows, search),
+        verdict=_verdict(study, rows, outcomes),
         rows=rows,
         next_step=_next_step(rows),
         outcomes=tuple(outcomes),
@@ -165,11 +164,11 @@ def _titles(conditions: Sequence[Condition]) -> list[str]:
     return found
 
 
-def _verdict(study: Study, rows: Sequence[Row], search: Search) -> str:
+def _verdict(study: Study, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     target = study.goal
-    progress = search.progress()
-    if progress.num_done < progress.num_wanted:
-        return f"Not finished: {progress.num_done} of {progress.num_wanted} runs are made."
+    num_done = sum(outcome.is_done for outcome in outcomes)
+    if num_done < len(outcomes):
+        return f"Not finished: {num_done} of {len(outcomes)} conditions are done."
     if all(row.fresh_examples is None for row in rows):
         found = [row for row in rows if row.best_value is not None]
         budget = f"within {study.max_fresh_examples:,} fresh examples"
