@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,7 @@ def test_what_is_raised_is_a_crash_with_its_traceback() -> None:
     assert "in fail" not in done.error
     assert "return lambda: 1 / 0" in done.error
     assert done.error.rstrip().endswith("ZeroDivisionError: division by zero")
-    assert ran(lambda updates: exit(3)).status == "crashed"
+    assert ran(lambda updates: sys.exit(3)).status == "crashed"
 
 
 def test_what_fails_behind_the_target_does_not_undo_it() -> None:

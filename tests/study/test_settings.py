@@ -48,7 +48,10 @@ def test_the_first_point_is_the_middle_and_all_follow_from_their_number() -> Non
     assert points == [point(study, number) for number in range(1, 17)]
     assert all(0.01 <= found["lr"] <= 1 and 0.2 <= found["decay"] <= 1 for found in points)
     # In every quarter of each range are four of sixteen points of a Halton sequence in base 2, the first range's.
-    quarters = [sum(0.01 * 100 ** (k / 4) <= found["lr"] < 0.01 * 100 ** ((k + 1) / 4) for found in points) for k in range(4)]
+    quarters = [
+        sum(0.01 * 100 ** (k / 4) <= found["lr"] < 0.01 * 100 ** ((k + 1) / 4) for found in points)
+        for k in range(4)
+    ]
     assert quarters == [4, 4, 4, 4]
 
 

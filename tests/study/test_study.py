@@ -68,7 +68,12 @@ def test_the_goal_reads_with_and_without_a_unit() -> None:
 def test_a_fingerprint_is_of_all_that_runs_must_share() -> None:
     assert make_study().fingerprint == make_study(target=1).fingerprint
     changes = [{"target": 2}, {"metric": "loss"}, {"batch_size": 8}, {"lr": (0.1, 1)}, {"search": {"a": (1, 2)}}]
-    changes += [{"decay": (0.5, 1)}, {"max_fresh_examples": 100}, {"higher_is_better": False}, {"evaluate_budget": 9}]
+    changes += [
+        {"decay": (0.5, 1)},
+        {"max_fresh_examples": 100},
+        {"higher_is_better": False},
+        {"evaluate_budget": 9},
+    ]
     for change in changes:
         assert make_study(**change).fingerprint != make_study().fingerprint
     assert make_study(lambda *_: learn).fingerprint != make_study().fingerprint
@@ -100,5 +105,5 @@ def test_a_file_without_a_study_is_refused(folder: Path, text: str, says: str) -
 
 
 def test_a_file_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(ValueError, match="absent.py: there is no such file"):
+    with pytest.raises(ValueError, match=r"absent.py: there is no such file"):
         load_study(folder / "absent.py")

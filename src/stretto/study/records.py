@@ -11,6 +11,7 @@ from stretto.study.conditions import Condition
 from stretto.study.run import Run
 
 VERSION = 1
+_BEGINNING = b'{"version": '  # of a line, which may have been cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def read(path: Path, fingerprint: Mapping[str, Any]) -> list[Record]:
         try:
             line = json.loads(text)
         except ValueError:
-            if not text.startswith(b'{"version"') and text.strip():
+            if not (text.startswith(_BEGINNING) or _BEGINNING.startswith(text)):
                 raise ValueError(
                     f"{path}, line {number}: {text[:60]!r} is no run; expected a file that "
                     "stretto study wrote: choose another place for --runs"
