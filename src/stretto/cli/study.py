@@ -100,6 +100,8 @@ def study(
             markdown_file.write_text(markdown(report) + "\n", encoding="utf-8")
         if svg_file is not None:
             svg_file.write_text(svg(report), encoding="utf-8")
+    except typer.Exit:  # a RuntimeError too
+        raise
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         fail("study", error, 2)
 

@@ -130,7 +130,8 @@ def _row(study: Study, outcome: Outcome, title: str, means: Mapping[Condition, f
 
 
 def _warnings(study: Study, outcome: Outcome, params: Mapping[str, float] | None) -> tuple[str, ...]:
-    said = [f"the best trial's {edge}: a better one may lie beyond" for edge in at_edge(study, params or {})]
+    edges = [] if params is None else at_edge(study, params)
+    said = [f"the best trial's {edge}: a better one may lie beyond" for edge in edges]
     runs = (*outcome.trials, *outcome.repeats)
     for status in ("diverged", "crashed"):
         failed = [run for run in runs if run.status == status]
