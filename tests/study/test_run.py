@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stretto.study import MakeLoader, Run, Settings, TrainError, run
+from stretto.study import Condition, MakeLoader, Run, Settings, TrainError, run
 from tests.study.toys import BASELINE, BATCH, BEFORE, PARAMS, augment, loader_of, make_study
 
 
@@ -33,6 +33,15 @@ def test_a_run_ends_at_the_target_and_counts_what_it_read() -> None:
     echoed = ran(lambda updates: updates / 20, BEFORE)
     assert (echoed.status, echoed.updates) == ("reached", 20)
     assert 20 <= echoed.fresh_examples < 60
+
+
+def test_under_auto_a_run_ends_at_the_target_or_with_its_budget_too() -> None:
+    auto = Condition("before", "auto", 4, 4)
+    done = ran(lambda updates: updates / 20, auto)
+    assert (done.status, done.updates) == ("reached", 20)
+    done = ran(lambda updates: 0.5, auto)
+    assert (done.status, done.fresh_examples) == ("missed", 200)
+    assert 50 <= done.updates <= 8 * 50
 
 
 def test_a_run_ends_with_its_budget_and_tells_its_best_value() -> None:

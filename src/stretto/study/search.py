@@ -208,16 +208,20 @@ class Search:
 
     def _exchange(self, path: Path, written: list[Record]) -> None:
         """Enter the runs of the file into the storage, and those of the storage that it lacks into the file."""
-        known: dict[Condition, set[tuple[bool, str]]] = {condition: set() for condition in self.conditions}
-        latest = {record.task: record for record in written if record.task.condition in known}
-        for task, record in latest.items():
-            self._storage.enter(record)
-            known[task.condition].add((task.is_repeat, task.key))
-        for condition, keys in known.items():
-            for is_repeat in (False, True):
-                for key, record in self._storage.finished(condition, is_repeat=is_repeat).items():
-                    if (is_repeat, key) not in keys:
-                        records.append(path, self.study.fingerprint, record)
+        for record in {record.task: record for record in written}.values():  # of two of a task the later
+            if record.task.condition in self.conditions:
+                self._storage.enter(record)
+        made = [
+            record
+            for condition in self.conditions
+            for is_repeat in (False, True)
+            for record in self._storage.finished(condition, is_repeat=is_repeat).values()
+        ]
+        # Read again, and last: another process writes a run's line before it is finished in the storage.
+        known = {record.task for record in records.read(path, self.study.fingerprint)}
+        for record in made:
+            if record.task not in known:
+                records.append(path, self.study.fingerprint, record)
 
 
 def _seconds_left(left: list[int], spent: list[list[float]]) -> float | None:

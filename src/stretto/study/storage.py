@@ -52,7 +52,11 @@ class Storage:
         self.path = path
         _check_file(path)
         self._backend = self._open()
-        self._check_owner()
+        try:
+            self._check_owner()
+        except ValueError:
+            self.close()
+            raise
         self._studies: dict[tuple[str, bool], optuna.Study] = {}
         for condition in conditions:
             for is_repeat in (False, True):
@@ -274,7 +278,9 @@ def _is_dead(owner: Any) -> bool:
     if owner is None or owner["host"] != platform.node():
         return False
     try:
-        return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["created"]) > 1)
+        process = psutil.Process(owner["pid"])
+        is_another = abs(process.create_time() - owner["created"]) > 1
+        return is_another or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
