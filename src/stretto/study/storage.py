@@ -280,7 +280,7 @@ def _is_dead(owner: Any) -> bool:
     try:
         process = psutil.Process(owner["pid"])
         is_another = abs(process.create_time() - owner["created"]) > 1
-        return is_another or process.status() == psutil.STATUS_ZOMBIE
+        return bool(is_another or process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
