@@ -8,6 +8,7 @@ from stretto.cli.doctor import doctor
 from stretto.cli.plan import plan
 from stretto.cli.prove import prove
 from stretto.cli.run import PASS_ON, run
+from stretto.cli.study import study
 
 app = typer.Typer(
     help="stretto keeps accelerators busy.",
@@ -20,6 +21,7 @@ app.command(context_settings=PASS_ON)(run)
 app.command(context_settings=PASS_ON)(prove)
 app.command("compare")(compare_records)
 app.command()(plan)
+app.command()(study)
 app.command()(doctor)
 
 

@@ -1,0 +1,138 @@
+"""The loader of one run: the user's fresh batches, echoed as the condition says, and counted.
+
+batch, after:  fresh -> augment -> echo -> step        none: the same with every batch used once
+before:        fresh -> echo -> augment -> step
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from stretto.echo.keyed import derive_key
+from stretto.echo.loader import EchoLoader, echo
+from stretto.echo.stats import EchoStats
+from stretto.study.conditions import Condition
+from stretto.study.study import TrainError
+from stretto.tree import flatten
+
+Augment = Callable[[Any, torch.Generator], Any]
+"""augment(batch, generator) -> batch: a new batch, its random numbers from the generator."""
+
+_AUGMENT = 0x5D7  # the purpose of the stream that keys augmentations
+_ENDLESS = 2**40  # updates in an epoch: passes run on, and no run sees its end
+_FORWARDED = ("batch_sampler", "dataset", "num_workers", "sampler", "set_epoch")
+
+
+class MakeLoader:
+    """Called once by a training function: `make_loader(fresh, augment)` yields batches without end.
+
+    `fresh` is a re-iterable of the batches before augmentation, of `condition.batch_size` examples each.
+    """
+
+    def __init__(self, condition: Condition, seed: int, *, has_augment: bool = True) -> None:
+        self._condition = condition
+        self._seed = seed
+        self._has_augment = has_augment
+        self._echoed: EchoLoader | None = None
+        self._counted: _Counted | None = None
+        self.began_s: float | None = None
+        """When it was called, as time.perf_counter tells."""
+
+    def __call__(self, fresh: Iterable[Any], augment: Augment | None = None) -> Iterator[Any]:
+        """Batches for the updates. Raises TrainError if called twice, or if `augment` is not as the study says."""
+        condition, seed = self._condition, self._seed
+        if self._echoed is not None:
+            raise TrainError(
+                "make_loader was called twice in one run: it is for the training data only; iterate a loader of "
+                "test data as it is"
+            )
+        if (augment is not None) != self._has_augment:
+            found = "no augmentation" if augment is None else "an augmentation"
+            raise TrainError(
+                f"make_loader got {found}, but the study says has_augment={self._has_augment}: expected them to "
+                "agree"
+            )
+        generator = torch.Generator().manual_seed(derive_key(seed, _AUGMENT))
+        ahead, behind = augment, None
+        if augment is not None and condition.variant == "before":
+            ahead, behind = None, lambda batch: augment(batch, generator)
+        self._counted = _Counted(fresh, condition.batch_size, ahead, generator)
+        unit, rows = ("batch", 1) if condition.variant in ("none", "batch") else ("example", condition.batch_size)
+        self._echoed = echo(
+            self._counted,
+            condition.factor,
+            unit=unit,  # type: ignore[arg-type]
+            buffer=condition.buffer_batches * rows,
+            augment=behind,
+            updates_per_epoch=_ENDLESS,
+            seed=seed,
+        )
+        self.began_s = time.perf_counter()
+        return iter(self._echoed)
+
+    @property
+    def was_called(self) -> bool:
+        """Whether there is a loader."""
+        return self._echoed is not None
+
+    @property
+    def fresh_examples(self) -> int:
+        """Examples admitted so far."""
+        if self._echoed is None or self._counted is None:
+            return 0
+        num_batches = self._echoed.stats().fresh_batches
+        return self._counted.rows_of[num_batches - 1] if num_batches else 0
+
+    def stats(self) -> EchoStats:
+        """Of the echo."""
+        assert self._echoed is not None
+        return self._echoed.stats()
+
+    def close(self) -> None:
+        """End the loader's thread."""
+        if self._echoed is not None:
+            self._echoed.close()
+
+
+def make_loader(condition: Condition, seed: int, *, has_augment: bool = True) -> MakeLoader:
+    """What a training function gets for a run with this condition and seed."""
+    return MakeLoader(condition, seed, has_augment=has_augment)
+
+
+class _Counted:
+    """Fresh batches, augmented if the echo stands behind that, and how many examples they have."""
+
+    def __init__(
+        self, fresh: Iterable[Any], batch_size: int, augment: Augment | None, generator: torch.Generator
+    ) -> None:
+        self.base_dataloader = fresh  # by this name stretto.echo finds what to seed
+        self.rows_of: list[int] = []
+        """Examples in the first batch, the first two, and so on."""
+        self._batch_size = batch_size
+        self._augment = augment
+        self._generator = generator
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.base_dataloader:
+            rows = _num_rows(batch)
+            if not self.rows_of and rows != self._batch_size:
+                raise TrainError(
+                    f"the first batch has {rows} examples, settings.batch_size is {self._batch_size}: make the "
+                    "loader with settings.batch_size and drop_last=True"
+                )
+            self.rows_of.append(rows + (self.rows_of[-1] if self.rows_of else 0))
+            yield batch if self._augment is None else self._augment(batch, self._generator)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FORWARDED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.base_dataloader, name)
+
+
+def _num_rows(batch: Any) -> int:
+    for leaf in flatten(batch)[0]:
+        if isinstance(shape := getattr(leaf, "shape", None), tuple) and shape:
+            return int(shape[0])
+    raise TypeError(f"a batch is a {type(batch).__name__} without a tensor: expected its examples to be countable")

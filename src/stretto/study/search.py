@@ -1,0 +1,234 @@
+"""The protocol: the same trials in every condition, then each condition's best trial with fresh seeds."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.study import records
+from stretto.study.conditions import Condition
+from stretto.study.points import point
+from stretto.study.records import Record, Task
+from stretto.study.run import Run, run
+from stretto.study.storage import Storage, objective
+from stretto.study.study import Study, check_count
+
+SEARCH_SEED = 0
+FIRST_REPEAT_SEED = 100
+_POLL_S = 0.5  # between looks at what other processes have in hand
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The runs of one condition, as far as they are made."""
+
+    condition: Condition
+    trials: tuple[Run, ...]
+    """By their number."""
+    best: int | None
+    """The number of the best trial, once all are made; None too where none is worth a repeat."""
+    repeats: tuple[Run, ...]
+    """The best trial with fresh seeds."""
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a study is."""
+
+    num_done: int
+    num_wanted: int
+    seconds_left: float | None
+    """Of one process's time; None before the first run is done."""
+    running: tuple[str, ...]
+    """What is in hand: condition and task."""
+
+
+class Watcher:
+    """Told what happens in this process."""
+
+    def begins(self, task: Task) -> None:
+        """A run begins."""
+
+    def updates(self, task: Task, fresh_examples: int, value: float | None) -> None:
+        """An update was made; the latest metric value."""
+
+    def ends(self, task: Task, run: Run) -> None:
+        """A run is over."""
+
+
+class Search:
+    """A study's runs, made by as many processes as there are with the same storage.
+
+    Args:
+        study: what is trained.
+        conditions: to compare, see `plan`.
+        storage: the SQLite file of its state, made if it is not there.
+        trials: points of the search space for each condition.
+        seeds: repeats of each condition's best.
+        runs: a file that gets a line for each run. Runs that it has already are not made again.
+
+    Raises ValueError if one of the files belongs to something else.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        conditions: Sequence[Condition],
+        storage: Path,
+        *,
+        trials: int = 3,
+        seeds: int = 3,
+        runs: Path | None = None,
+    ) -> None:
+        check_count("trials", trials)
+        check_count("seeds", seeds)
+        self.study = study
+        self.conditions = tuple(conditions)
+        self._num_trials = trials
+        self._seeds = range(FIRST_REPEAT_SEED, FIRST_REPEAT_SEED + seeds)
+        self._runs = runs
+        written = [] if runs is None else records.read(runs, study.fingerprint)
+        self._storage = Storage(storage, study, self.conditions)
+        self._done: dict[Condition, Outcome] = {}
+        if runs is not None:
+            try:
+                self._exchange(runs, written)
+            except ValueError:
+                self.close()
+                raise
+
+    def __enter__(self) -> "Search":
+        """Close the storage at the end of the block."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the storage."""
+        self._storage.close()
+
+    def work(self, watcher: Watcher) -> None:
+        """Make runs until all are made, by this process or by others. An interrupted run is left to be made again.
+
+        Raises TrainError.
+        """
+        while True:
+            open_conditions = [condition for condition in self.conditions if not self.outcome(condition).is_done]
+            if not open_conditions:
+                return
+            if not any(self._take(condition, watcher) for condition in open_conditions):
+                time.sleep(_POLL_S)
+
+    def retry_crashed(self) -> None:
+        """Make the runs that crashed again."""
+        self._storage.supersede_crashed(self.conditions)
+
+    def outcome(self, condition: Condition) -> Outcome:
+        """What there is of a condition."""
+        if condition in self._done:
+            return self._done[condition]
+        trials = self._made(condition, self._trial_tasks(condition))
+        best = self._best(trials) if len(trials) == self._num_trials else None
+        repeats = [] if best is None else self._made(condition, self._repeat_tasks(condition, best))
+        is_done = len(trials) == self._num_trials and (best is None or len(repeats) == len(self._seeds))
+        found = Outcome(condition, tuple(trials), best, tuple(repeats), is_done)
+        if is_done:
+            self._done[condition] = found
+        return found
+
+    def outcomes(self) -> list[Outcome]:
+        """Of all conditions."""
+        return [self.outcome(condition) for condition in self.conditions]
+
+    def progress(self) -> Progress:
+        """How far it is, all processes together."""
+        num_done, left = 0, [0, 0]
+        spent: list[list[float]] = [[], []]
+        running: list[str] = []
+        for outcome in self.outcomes():
+            condition = outcome.condition
+            wanted = (self._num_trials, len(self._seeds))
+            made = wanted if outcome.is_done else (len(outcome.trials), len(outcome.repeats))
+            num_done += sum(made)
+            for kind in (False, True):
+                left[kind] += wanted[kind] - made[kind]
+                spent[kind] += self._storage.seconds(condition, is_repeat=kind)
+                if not outcome.is_done:
+                    running += [
+                        f"{condition.title}: {key}" for key in self._storage.running(condition, is_repeat=kind)
+                    ]
+        return Progress(
+            num_done=num_done,
+            num_wanted=len(self.conditions) * (self._num_trials + len(self._seeds)),
+            seconds_left=_seconds_left(left, spent),
+            running=tuple(running),
+        )
+
+    def _take(self, condition: Condition, watcher: Watcher) -> bool:
+        outcome = self.outcome(condition)
+        is_repeat = outcome.best is not None
+        tasks = (
+            self._trial_tasks(condition) if outcome.best is None else self._repeat_tasks(condition, outcome.best)
+        )
+        self._storage.want(tasks)
+        return self._storage.take(condition, is_repeat, lambda task: self._execute(task, watcher))
+
+    def _execute(self, task: Task, watcher: Watcher) -> Run:
+        watcher.begins(task)
+        done = run(
+            self.study,
+            task.condition,
+            point(self.study, task.trial),
+            task.seed,
+            to_budget=task.is_repeat,
+            on_update=lambda fresh_examples, value: watcher.updates(task, fresh_examples, value),
+        )
+        if self._runs is not None:
+            records.append(self._runs, self.study.fingerprint, Record(task, done))
+        watcher.ends(task, done)
+        return done
+
+    def _trial_tasks(self, condition: Condition) -> list[Task]:
+        return [Task(condition, number, SEARCH_SEED) for number in range(self._num_trials)]
+
+    def _repeat_tasks(self, condition: Condition, best: int) -> list[Task]:
+        return [Task(condition, best, seed, is_repeat=True) for seed in self._seeds]
+
+    def _made(self, condition: Condition, tasks: list[Task]) -> list[Run]:
+        found = self._storage.finished(condition, is_repeat=tasks[0].is_repeat)
+        return [found[task.key].run for task in tasks if task.key in found]
+
+    def _best(self, trials: list[Run]) -> int | None:
+        """The first of the best, unless it ended before its time as all others did."""
+        values = [objective(self.study, made) for made in trials]
+        best = values.index(min(values))
+        return best if trials[best].status in ("reached", "missed") else None
+
+    def _exchange(self, path: Path, written: list[Record]) -> None:
+        """Enter the runs of the file into the storage, and those of the storage that it lacks into the file."""
+        for record in {record.task: record for record in written}.values():  # of two of a task the later
+            if record.task.condition in self.conditions:
+                self._storage.enter(record)
+        made = [
+            record
+            for condition in self.conditions
+            for is_repeat in (False, True)
+            for record in self._storage.finished(condition, is_repeat=is_repeat).values()
+        ]
+        # Read again, and last: another process writes a run's line before it is finished in the storage.
+        known = {record.task for record in records.read(path, self.study.fingerprint)}
+        for record in made:
+            if record.task not in known:
+                records.append(path, self.study.fingerprint, record)
+
+
+def _seconds_left(left: list[int], spent: list[list[float]]) -> float | None:
+    """Runs of each kind that are left, at the mean time of that kind, or of both where none is made yet."""
+    every = [*spent[0], *spent[1]]
+    if not every:
+        return None
+    return sum(
+        count * sum(of_kind or every) / len(of_kind or every) for count, of_kind in zip(left, spent, strict=True)
+    )
