@@ -9,7 +9,6 @@ interrupted goes on with the next one.
 """
 
 import io
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ def photos() -> list[Path]:
     for package in PACKAGES:
         if not (cache / _TILES / package).is_dir():
             _make_tiles(package, cache)
-    return sorted((cache / _TILES).rglob("*.jpg"))
+    return [tile for package in PACKAGES for tile in sorted((cache / _TILES / package).glob("*.jpg"))]
 
 
 def photos_made_before() -> list[Path] | None:
@@ -61,10 +60,10 @@ def generate(directory: Path, count: int) -> list[Path]:
 
 
 def _make_tiles(package: str, cache: Path) -> None:
-    with unpacked(package, cache / _TILES / package) as found, tempfile.TemporaryDirectory(dir=cache) as temporary:
-        tiles = Path(temporary) / "tiles"
-        tiles.mkdir()
+    with unpacked(package, cache / _TILES / package) as found:
         files = [path for path in sorted(found.rglob("*")) if path.is_file() and not path.is_symlink()]
+        tiles = found / "tiles"
+        tiles.mkdir()
         count = 0
         for path in files:
             for tile in _cut(path):
