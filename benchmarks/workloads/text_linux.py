@@ -4,8 +4,8 @@
 no row of training. The budget of 24,000 rows is less than one pass: without echo every row is new.
 
 Target: 2.3 nats a byte. Without echo, at the middle of the ranges, it is reached after about 11,000 fresh examples,
-with the rate still high, in the steep part of the curve: 2.47 at a third of the budget. The frequencies of the bytes
-alone give 3.2. The whole budget takes 28 s of one core.
+with the rate still high, in the steep part of the curve: 2.47 at a third of the budget. The frequencies of the
+bytes alone give 3.2. The whole budget takes 28 s of one core.
 """
 
 import sys
