@@ -6,11 +6,7 @@ examples that no run trains on, by which each method's learning rate is chosen.
 
 import gzip
 import hashlib
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from debian import cache_folder, unpacked
 
 from stretto.demo.fashion import load_fashion_mnist
 
@@ -84,7 +81,7 @@ def _text(split: str) -> Data:
     Definitions go to training, held out or test by a hash of their text, so none is in two of them.
     """
     parts: dict[str, list[str]] = {"train": [], "held-out": [], "test": []}
-    for definition in _definitions():
+    for definition in definitions():
         place = hashlib.blake2b(definition.encode(), digest_size=1).digest()[0]
         parts["held-out" if place < 16 else "test" if place < 32 else "train"].append(definition)
     x, y = _examples(parts["train"])
@@ -92,17 +89,17 @@ def _text(split: str) -> Data:
     return Data(x, y, evaluation_x[:_NUM_TEXT_EVALUATION], evaluation_y[:_NUM_TEXT_EVALUATION])
 
 
-def _examples(definitions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def _examples(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     codes = {character: code for code, character in enumerate(_ALPHABET)}
     # In the order of their hash: neighbours in the dictionary resemble each other.
-    definitions = sorted(definitions, key=lambda text: hashlib.blake2b(text.encode(), digest_size=8).digest())
-    stream = np.array([codes.get(c, len(codes)) for c in "\n".join(definitions).lower()], np.int64)
+    texts = sorted(texts, key=lambda text: hashlib.blake2b(text.encode(), digest_size=8).digest())
+    stream = np.array([codes.get(c, len(codes)) for c in "\n".join(texts).lower()], np.int64)
     count = (len(stream) - 1) // TEXT_LENGTH
     x, y = (torch.from_numpy(stream[at : at + count * TEXT_LENGTH]).view(count, TEXT_LENGTH) for at in (0, 1))
     return x, y
 
 
-def _definitions() -> list[str]:
+def definitions() -> list[str]:
     """The definition of every sense, without cross references, each once (synonyms share theirs)."""
     text = gzip.decompress(_dictionary().read_bytes()).decode("utf-8", "replace")
     found: dict[str, None] = {}
@@ -120,28 +117,11 @@ def _dictionary() -> Path:
 
     Raises RuntimeError if it cannot be.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stretto" / "text"
-    kept = folder / Path(_MEMBER).name
-    if kept.exists():
-        return kept
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise RuntimeError(
-            f"the text comes from Debian's package {TEXT_PACKAGE}, and there is no apt-get here: run this on "
-            f"Debian or Ubuntu, or copy {kept} from there"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as temporary:
-        _call(["apt-get", "download", TEXT_PACKAGE], temporary)
-        [deb] = Path(temporary).glob("*.deb")
-        _call(["dpkg-deb", "-x", str(deb), "."], temporary)
-        (Path(temporary) / _MEMBER).rename(kept)
+    kept = cache_folder("text") / Path(_MEMBER).name
+    if not kept.exists():
+        with unpacked(TEXT_PACKAGE, kept) as found:
+            (found / _MEMBER).rename(kept)
     return kept
-
-
-def _call(command: list[str], folder: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"`{' '.join(command)}` failed (does `apt-get update` help?): {done.stderr.strip()}")
 
 
 def _made_up(_split: str) -> Data:

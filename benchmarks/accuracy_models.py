@@ -34,10 +34,10 @@ class Residual(nn.Module):
 class Embedding(nn.Module):
     """int64 [B, T] characters -> [B, T, width], with learned positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY, length: int = TEXT_LENGTH, width: int = _TEXT_WIDTH) -> None:
         super().__init__()
-        self.characters = nn.Embedding(VOCABULARY, _TEXT_WIDTH)
-        self.positions = nn.Parameter(0.02 * torch.randn(TEXT_LENGTH, _TEXT_WIDTH))
+        self.characters = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(length, width))
         nn.init.normal_(self.characters.weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,19 +47,17 @@ class Embedding(nn.Module):
 class Decoder(nn.Module):
     """A Transformer's layer [B, T, width] that sees the past only, with its norms in front."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = _TEXT_WIDTH) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(_TEXT_WIDTH), nn.LayerNorm(_TEXT_WIDTH)
-        self.qkv, self.out = nn.Linear(_TEXT_WIDTH, 3 * _TEXT_WIDTH), nn.Linear(_TEXT_WIDTH, _TEXT_WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(_TEXT_WIDTH, 4 * _TEXT_WIDTH), nn.GELU(), nn.Linear(4 * _TEXT_WIDTH, _TEXT_WIDTH)
-        )
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        B, T, _ = x.shape  # noqa: N806
+        B, T, width = x.shape  # noqa: N806
         q, k, v = self.qkv(self.attention_norm(x)).view(B, T, 3, _HEADS, -1).permute(2, 0, 3, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(B, T, _TEXT_WIDTH))
+        x = x + self.out(attended.transpose(1, 2).reshape(B, T, width))
         return x + self.mlp(self.mlp_norm(x))
 
 

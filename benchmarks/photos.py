@@ -9,13 +9,10 @@ interrupted goes on with the next one.
 """
 
 import io
-import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from debian import cache_folder, unpacked
 from PIL import Image, UnidentifiedImageError
 
 PACKAGES = (
@@ -35,16 +32,16 @@ def photos() -> list[Path]:
 
     Raises RuntimeError if they are not there and cannot be made.
     """
-    cache = _cache()
+    cache = cache_folder("photos")
     for package in PACKAGES:
         if not (cache / _TILES / package).is_dir():
             _make_tiles(package, cache)
-    return sorted((cache / _TILES).rglob("*.jpg"))
+    return [tile for package in PACKAGES for tile in sorted((cache / _TILES / package).glob("*.jpg"))]
 
 
 def photos_made_before() -> list[Path] | None:
     """The tiles if all of them are there already, else None."""
-    cache = _cache()
+    cache = cache_folder("photos")
     return photos() if all((cache / _TILES / package).is_dir() for package in PACKAGES) else None
 
 
@@ -62,48 +59,17 @@ def generate(directory: Path, count: int) -> list[Path]:
     return paths
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stretto" / "photos"
-
-
 def _make_tiles(package: str, cache: Path) -> None:
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise RuntimeError(
-                f"the photographs come from Debian's package {package}, but there is no {tool} here: run this on "
-                f"Debian or Ubuntu, or copy {cache} from there"
-            )
-    (cache / _TILES).mkdir(parents=True, exist_ok=True)
-    deb = _download(package, cache / "debs")
-    with tempfile.TemporaryDirectory(dir=cache, prefix="unfinished-") as temporary:
-        unpacked, tiles = Path(temporary) / "unpacked", Path(temporary) / "tiles"
+    with unpacked(package, cache / _TILES / package) as found:
+        files = [path for path in sorted(found.rglob("*")) if path.is_file() and not path.is_symlink()]
+        tiles = found / "tiles"
         tiles.mkdir()
-        _call(["dpkg-deb", "-x", str(deb), str(unpacked)], cache)
-        files = [path for path in sorted(unpacked.rglob("*")) if path.is_file() and not path.is_symlink()]
         count = 0
         for path in files:
             for tile in _cut(path):
                 (tiles / f"{count:04}.jpg").write_bytes(tile)
                 count += 1
         tiles.rename(cache / _TILES / package)
-
-
-def _download(package: str, directory: Path) -> Path:
-    directory.mkdir(exist_ok=True)
-    if found := sorted(directory.glob(f"{package}_*.deb")):
-        return found[-1]
-    print(f"  downloading Debian's package {package}", flush=True)
-    with tempfile.TemporaryDirectory(dir=directory) as temporary:
-        _call(["apt-get", "download", package], Path(temporary))
-        [deb] = Path(temporary).glob("*.deb")
-        return deb.rename(directory / deb.name)
-
-
-def _call(command: list[str], directory: Path) -> None:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    if done.returncode:
-        hint = " (does `apt-get update` help?)" if command[0] == "apt-get" else ""
-        raise RuntimeError(f"`{' '.join(command)}` failed{hint}: {done.stderr.strip()}")
 
 
 def _cut(path: Path) -> list[bytes]:
