@@ -182,9 +182,9 @@ class Trainer:
             self.schedule = SYNCHRONOUS[way.kind](stage, way.num_microbatches, loss_fn)
             self.train = self._train_synchronous
 
-    def _train_stale(self, num_microbatches: int, batches: Iterable[Batch]) -> list[float]:
+    def _train_stale(self, num_microbatches: int, batches: Iterable[Batch] | None) -> list[float]:
         """Train on the batches of the first rank, and return the time at the end of every step."""
-        parts = (
+        parts = batches and (
             part
             for x, y in batches
             for part in zip(x.chunk(num_microbatches), y.chunk(num_microbatches), strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from stretto.study import Condition, MakeLoader, Outcome, Run, Search, Settings, Study, TrainError, Watcher
@@ -265,7 +266,6 @@ def test_files_of_something_else_are_refused_and_stay_as_they_are(tmp_path: Path
     connection = sqlite3.connect(tables)
     connection.execute("CREATE TABLE customers (name TEXT)")
     connection.close()
-    optuna = pytest.importorskip("optuna")
     optuna.create_study(storage=f"sqlite:///{foreign}", study_name="theirs").add_trial(
         optuna.create_trial(value=1.0)
     )
