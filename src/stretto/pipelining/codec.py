@@ -106,7 +106,7 @@ def pass_on(tree: Any) -> Any:
     """`tree` as it arrives in another process: the same values in memory of their own."""
     description, flat = encode(tree)
     leaves = [
-        leaf if type(leaf) in UNCHANGEABLE | {TensorShape} else pickle.loads(pickle.dumps(leaf))
+        leaf if isinstance(leaf, TensorShape) or type(leaf) in UNCHANGEABLE else pickle.loads(pickle.dumps(leaf))
         for leaf in description.leaves
     ]
     return decode(replace(description, leaves=tuple(leaves)), [tensor.clone() for tensor in flat])

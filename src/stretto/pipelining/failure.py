@@ -5,6 +5,7 @@ see a connection close. A plain exception would let the others wait for half an 
 """
 
 import json
+import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -50,11 +51,14 @@ class FailureBoard:
             return None
         return None if rank == self.rank else BlockFailed(rank, text)
 
-    def explain(self, error: BaseException, peer: int) -> BlockFailed:
-        """What stands behind a connection to `peer` that broke with `error`."""
+    def explain(self, error: BaseException, peer: int, patience_s: float = 0.0) -> BlockFailed:
+        """What stands behind a connection to `peer` that broke with `error`; news may take so long to come."""
         if isinstance(error, BlockFailed):
             return error
-        return self.read() or BlockFailed(
+        deadline = time.monotonic() + patience_s
+        while (failure := self.read()) is None and time.monotonic() < deadline:
+            time.sleep(patience_s / 40)
+        return failure or BlockFailed(
             peer, f"its process ended without a word, or the connection to it broke: {error}"
         )
 

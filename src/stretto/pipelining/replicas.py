@@ -4,14 +4,13 @@ An explicit all-reduce after the backward that ends a group. DistributedDataPara
 names and broadcast the buffers in the forward.
 """
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from stretto.pipelining.failure import BlockFailed, FailureBoard
+from stretto.pipelining.failure import FailureBoard
 from stretto.pipelining.groups import Group
 
 _NEWS_S = 2.0
@@ -76,13 +75,4 @@ class Replicas:
         try:
             self._group.all_reduce(tensor, operation).wait()
         except RuntimeError as error:
-            raise self._explain(error) from error
-
-    def _explain(self, error: RuntimeError) -> BlockFailed:
-        """What stands behind a connection to another replica that broke with `error`."""
-        deadline = time.monotonic() + _NEWS_S
-        while time.monotonic() < deadline:
-            if failure := self._board.read():
-                return failure
-            time.sleep(_NEWS_S / 40)
-        return self._board.explain(error, self._other)
+            raise self._board.explain(error, self._other, _NEWS_S) from error

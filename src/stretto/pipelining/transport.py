@@ -189,13 +189,13 @@ class Inbox:
         """The next message, which stays the next."""
         return self.read_ahead(1)[0]
 
-    def get(self, kind: Kind, hint: str = "") -> Message:
+    def get(self, kind: Kind) -> Message:
         """The next message. Raises RuntimeError if it is of another kind, BlockFailed if the neighbour failed."""
         found = self._read.popleft() if self._read else self._next()
         if found.kind != kind:
             raise RuntimeError(
                 f"expected {kind.name} from the neighbouring block, found {found.kind.name} (batch {found.n}): "
-                f"all ranks must run the same loop of feed, step, eval and flush. {hint}".strip()
+                "all ranks must run the same loop of feed, step, eval and flush"
             )
         found.settle()
         return found
