@@ -10,7 +10,7 @@ import copyreg
 import io
 import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,12 +41,19 @@ class TensorShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Pickled:
+    """What stands for an object of a class that is no container known here."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """A tree without its tensors, and without an object of a class whose fields have to be tensors."""
 
     structure: Structure
     leaves: tuple[Any, ...]
-    """A `TensorShape` for every tensor, everything else itself."""
+    """A `TensorShape` for every tensor, a `Pickled` for what may change, everything else itself."""
 
     @property
     def shapes(self) -> list[TensorShape]:
@@ -74,9 +81,7 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
     flat: list[torch.Tensor] = []
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            if type(leaf) not in UNCHANGEABLE:
-                _check_object(leaf, path or "what")
-            described.append(leaf)
+            described.append(leaf if type(leaf) in UNCHANGEABLE else _pickle(leaf, path or "what"))
             continue
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
             raise TypeError(
@@ -98,18 +103,19 @@ def encode(tree: Any, held: Iterable[torch.Tensor] = ()) -> tuple[Description, l
 def decode(description: Description, flat: Sequence[torch.Tensor]) -> Any:
     """Build the tree again from tensors that nobody else writes to."""
     rest = iter(flat)
-    leaves = [leaf.restore(next(rest)) if isinstance(leaf, TensorShape) else leaf for leaf in description.leaves]
-    return description.structure.build(leaves)
+
+    def arrived(leaf: Any) -> Any:
+        if isinstance(leaf, TensorShape):
+            return leaf.restore(next(rest))
+        return pickle.loads(leaf.data) if isinstance(leaf, Pickled) else leaf
+
+    return description.structure.build([arrived(leaf) for leaf in description.leaves])
 
 
 def pass_on(tree: Any) -> Any:
     """`tree` as it arrives in another process: the same values in memory of their own."""
     description, flat = encode(tree)
-    leaves = [
-        leaf if isinstance(leaf, TensorShape) or type(leaf) in UNCHANGEABLE else pickle.loads(pickle.dumps(leaf))
-        for leaf in description.leaves
-    ]
-    return decode(replace(description, leaves=tuple(leaves)), [tensor.clone() for tensor in flat])
+    return decode(description, [tensor.clone() for tensor in flat])
 
 
 class _Pickler(pickle.Pickler):
@@ -121,9 +127,10 @@ class _Pickler(pickle.Pickler):
         self.found_tensor = self.found_tensor or isinstance(part, torch.Tensor)
 
 
-def _check_object(leaf: Any, path: str) -> None:
-    """Raise TypeError for an object of a class that is no container known here, if it holds tensors."""
-    pickler = _Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+def _pickle(leaf: Any, path: str) -> Pickled:
+    """What travels of an object that is no container known here. Raises TypeError if it holds tensors."""
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled, pickle.HIGHEST_PROTOCOL)
     try:
         pickler.dump(leaf)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -135,6 +142,7 @@ def _check_object(leaf: Any, path: str) -> None:
             f"{path} passes between two blocks as a {type(leaf).__name__}, and the tensors it holds would get no "
             "gradient: pass tuples, lists and dicts, or register the class with torch.utils._pytree"
         )
+    return Pickled(pickled.getvalue())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -26,12 +26,10 @@ class Neighbours:
         self.to_last: Outbox | None = None
         self.from_last: Inbox | None = None
         self.from_next: Inbox | None = None
-        self._groups: list[Group] = []
         k = place.index
         if place.num_stages > 1:
             # One for each direction: on gloo one communicator must not serve both.
-            self._groups = [Group(f"{name}_{way}", place.ranks, block.device) for way in ("forward", "back")]
-            forward, back = self._groups
+            forward, back = (Group(f"{name}_{way}", place.ranks, block.device) for way in ("forward", "back"))
             under_way = [p + q + 1 for p, q in zip(spec.p, spec.q, strict=True)]
             if k + 1 < place.num_stages:
                 self.to_next = Outbox(forward, k + 1, under_way[k], block.held, self._explain(k + 1))
@@ -65,17 +63,10 @@ class Neighbours:
         for outbox in self._outboxes:
             outbox.say_goodbye((failure.rank, failure.traceback))
 
-    def leave(self) -> None:
-        """After `relay`: a neighbour answers, which shows that it has heard.
-
-        Then the connections are closed, for a neighbour that waits until a message is received here.
-        """
-        have_ended = [inbox.join(_LAST_WORDS_S) for inbox in self._inboxes]
-        if all(have_ended):
-            for outbox in self._outboxes:
-                outbox.forget()
-            for group in self._groups:
-                group.close()
+    def await_answers(self) -> None:
+        """After `relay`: a neighbour answers, which shows that it has heard."""
+        for inbox in self._inboxes:
+            inbox.join(_LAST_WORDS_S)
 
     def _explain(self, peer: int) -> Callable[[BaseException], BlockFailed]:
         rank = self._ranks[peer]

@@ -349,7 +349,7 @@ class ScheduleDSP(Checkpointed):
         self._near.relay(self._failure)
         if not isinstance(error, BlockFailed):
             error.add_note(f"on rank {self._rank}; the other ranks of the pipeline were told")
-        self._near.leave()
+        self._near.await_answers()
         self._meeting.close()
         if self._replicas is not None:
             self._replicas.close()

@@ -7,6 +7,7 @@ tensors, each on its own. Sends never block until more are under way than the st
 whatever comes, so a block is never kept from sending by one that computes.
 """
 
+import contextlib
 import enum
 import pickle
 import queue
@@ -15,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,10 +117,6 @@ class Outbox:
                 raise self.explain(error) from error
             self._under_way.popleft()
 
-    def forget(self) -> None:
-        """Let go of what is under way: works keep the connection open."""
-        self._under_way.clear()
-
     def _send(self, kind: Kind, n: int, value: Any, last: bool) -> None:
         description, flat = encode(value, self.held())
         inline = [_to_bytes(tensor) for tensor in flat]
@@ -207,12 +205,10 @@ class Inbox:
         if self._failure is not None:
             raise self._failure
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end, and say whether it has."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _next(self) -> Message:
         if self._failure is not None:
@@ -230,6 +226,7 @@ class Inbox:
                 torch.accelerator.set_device_index(self._device)
             while self._is_receiving:
                 message, last = self._receive_one()
+                message.value = message.value()
                 if message.kind is Kind.ERROR:
                     raise BlockFailed(*message.value)
                 with self._lock:
@@ -240,8 +237,17 @@ class Inbox:
             failure = self._explain(error) if is_elsewhere else failure_of(error, self._group.own_rank)
             self._on_failure(failure)
             self._arrived.put(failure)
+            if not is_elsewhere:
+                self._discard()
+
+    def _discard(self) -> None:
+        """Take in what still comes, for a neighbour that waits until it is received, until that answers or goes."""
+        with contextlib.suppress(Exception):
+            while self._receive_one()[0].kind is not Kind.ERROR:
+                pass
 
     def _receive_one(self) -> tuple[Message, bool]:
+        """A message with a function that makes its value: all of it has come by then, so the next can follow."""
         header = self._receive_bytes(_HEADER_BYTES)
         data = header.numpy().data
         kind, n, last, body_bytes = _PREFIX.unpack_from(data)
@@ -257,7 +263,7 @@ class Inbox:
         ready = None
         if any(not tensor.is_cpu for tensor in flat):
             ready = torch.accelerator.current_stream().record_event()
-        return Message(Kind(kind), n, decode(description, flat), ready), bool(last)
+        return Message(Kind(kind), n, partial(decode, description, flat), ready), bool(last)
 
     def _receive_bytes(self, count: int) -> torch.Tensor:
         received = torch.empty(count, dtype=torch.uint8)
