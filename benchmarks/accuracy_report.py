@@ -107,7 +107,7 @@ def draw_map(scores: Mapping[tuple[int, float], float]) -> str:
         _text(
             20, 28, f"Accuracy after 750 updates, % (K = {K}, Fashion-MNIST, held-out images)", "start", bold=True
         ),
-        _text(20, 50, "Learning rate times staleness is what breaks training", "start", "#555555"),
+        _text(20, 50, "In a run this short staleness costs at every rate", "start", "#555555"),
     ]
     for line, times in enumerate(multiples):
         y = top + line * height
