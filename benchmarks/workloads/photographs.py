@@ -19,16 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 sys.path.append(str(Path(__file__).parents[1]))  # `stretto study` runs this file by its path
 
-from accuracy_models import Residual
-
 from stretto.study import MakeLoader, Settings, Study
-from workloads.common import Evaluate, fresh_batches, percent_right, train_updates
+from workloads.classifier import Normalise, make_model, train_on
+from workloads.common import Evaluate
 from workloads.tiles import NAMES, decode, load_tiles
 
 Batch = tuple[Tensor, Tensor]
@@ -103,48 +101,16 @@ def augment(batch: Batch, generator: torch.Generator) -> Batch:
     return cut.clamp_(0, 255).to(torch.uint8), labels
 
 
-class Normalise(nn.Module):
-    """uint8 [B, 3, H, W] -> float32 around zero, channels last."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images.float().sub_(100).div_(60).contiguous(memory_format=torch.channels_last)
-
-
-def make_model() -> nn.Module:
-    """A stem to 16x16 pixels and three residual blocks; weights from torch's present random state."""
-    model = nn.Sequential(
-        Normalise(),
-        nn.Conv2d(3, 16, 8, stride=4, padding=2, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(inplace=True),
-        Residual(16, 16),
-        Residual(16, 32),
-        Residual(32, 64),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, len(NAMES)),
-    )
-    return model.to(memory_format=torch.channels_last)
-
-
 def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[Evaluate | None]:
-    """Nesterov momentum of 0.9, weight decay of 5e-4; evaluates percent right of the test tiles' middles."""
+    """At 16, 8 and 4 pixels a side; evaluates percent right of the test tiles' middles."""
     torch.manual_seed(seed)
-    data, model = load_data(), make_model()
-    optimizer = torch.optim.SGD(model.parameters(), settings.lr, 0.9, weight_decay=5e-4, nesterov=True)
+    data = load_data()
+    model = make_model(Normalise(100, 60), nn.Conv2d(3, 16, 8, stride=4, padding=2, bias=False), len(NAMES))
     test_images, test_labels = Tiles(data.test_files, data.test_labels).__getitems__(range(len(data.test_files)))
     margin = (test_images.shape[-1] - CROP) // 2
     middles = test_images[..., margin : margin + CROP, margin : margin + CROP]
-
-    def loss_of(batch: Batch) -> Tensor:
-        images, labels = batch
-        return F.cross_entropy(model(images), labels)
-
-    def evaluate() -> float:
-        return percent_right(model, middles, test_labels)
-
-    batches = make_loader(fresh_batches(Tiles(data.files, data.labels), settings.batch_size), augment)
-    return train_updates(settings, batches, model, optimizer, loss_of, evaluate, EVALUATE_EVERY)
+    tiles = Tiles(data.files, data.labels)
+    return train_on(tiles, middles, test_labels, augment, model, settings, make_loader, EVALUATE_EVERY)
 
 
 study = Study(

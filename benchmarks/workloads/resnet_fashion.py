@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1]))  # `stretto study` runs this file by its path
 
-from accuracy_models import Residual
-
 from stretto.demo.fashion import load_fashion_mnist
 from stretto.study import MakeLoader, Settings, Study
-from workloads.common import Evaluate, Rows, fresh_batches, percent_right, train_updates
+from workloads.classifier import Normalise, make_model, train_on
+from workloads.common import Evaluate, Rows
 
 Batch = tuple[Tensor, Tensor]
 SHIFT = 2  # pixels an image may move each way
@@ -65,45 +64,13 @@ def augment(batch: Batch, generator: torch.Generator) -> Batch:
     return padded[torch.arange(count).view(-1, 1, 1), 0, rows, columns].unsqueeze(1), labels
 
 
-class Normalise(nn.Module):
-    """uint8 [B, 1, H, W] -> float32 around zero, channels last."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images.float().sub_(73).div_(90).contiguous(memory_format=torch.channels_last)
-
-
-def make_model() -> nn.Module:
-    """16, 32 and 64 channels at 14, 7 and 4 pixels a side; weights from torch's present random state."""
-    model = nn.Sequential(
-        Normalise(),
-        nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(inplace=True),
-        Residual(16, 16),
-        Residual(16, 32),
-        Residual(32, 64),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    )
-    return model.to(memory_format=torch.channels_last)
-
-
 def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[Evaluate | None]:
-    """Nesterov momentum of 0.9, weight decay of 5e-4; evaluates percent right of the test images."""
+    """At 14, 7 and 4 pixels a side; evaluates percent right of the test images."""
     torch.manual_seed(seed)
-    data, model = load_data(), make_model()
-    optimizer = torch.optim.SGD(model.parameters(), settings.lr, 0.9, weight_decay=5e-4, nesterov=True)
-
-    def loss_of(batch: Batch) -> Tensor:
-        images, labels = batch
-        return F.cross_entropy(model(images), labels)
-
-    def evaluate() -> float:
-        return percent_right(model, data.test_images, data.test_labels)
-
-    batches = make_loader(fresh_batches(Rows(data.images, data.labels), settings.batch_size), augment)
-    return train_updates(settings, batches, model, optimizer, loss_of, evaluate, EVALUATE_EVERY)
+    data = load_data()
+    model = make_model(Normalise(73, 90), nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), 10)
+    rows = Rows(data.images, data.labels)
+    return train_on(rows, data.test_images, data.test_labels, augment, model, settings, make_loader, EVALUATE_EVERY)
 
 
 study = Study(
