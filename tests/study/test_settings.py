@@ -1,5 +1,7 @@
 """The learning rate of every update."""
 
+import math
+
 import pytest
 
 from stretto.study import Condition
@@ -44,15 +46,12 @@ def test_a_point_of_another_search_space_is_refused() -> None:
 def test_the_first_point_is_the_middle_and_all_follow_from_their_number() -> None:
     study = make_study(lr=(0.01, 1.0), decay=(0.2, 1.0))
     assert point(study, 0) == {"lr": pytest.approx(0.1), "decay": pytest.approx(0.6)}
-    points = [point(study, number) for number in range(1, 17)]
-    assert points == [point(study, number) for number in range(1, 17)]
-    assert all(0.01 <= found["lr"] <= 1 and 0.2 <= found["decay"] <= 1 for found in points)
-    # In every quarter of each range are four of sixteen points of a Halton sequence in base 2, the first range's.
-    quarters = [
-        sum(0.01 * 100 ** (k / 4) <= found["lr"] < 0.01 * 100 ** ((k + 1) / 4) for found in points)
-        for k in range(4)
-    ]
-    assert quarters == [4, 4, 4, 4]
+    places = [math.log(point(study, number)["lr"] / 0.01) / math.log(100) for number in range(9)]
+    # In base 3, shifted by a half: the middles of three thirds, then of nine ninths.
+    assert places[:3] == pytest.approx([1 / 2, 5 / 6, 1 / 6])
+    assert sorted(places) == pytest.approx([(1 / 2 + k) / 9 for k in range(9)])
+    shares = sorted(point(study, number)["decay"] for number in range(5))
+    assert shares == pytest.approx([0.2 + 0.8 * (1 / 2 + k) / 5 for k in range(5)])
 
 
 def test_a_range_with_equal_ends_is_a_fixed_setting() -> None:
@@ -61,11 +60,19 @@ def test_a_range_with_equal_ends_is_a_fixed_setting() -> None:
     assert at_edge(study, {"lr": 0.3, "decay": 0.5}) == []
 
 
-def test_a_value_in_the_outer_tenth_of_its_range_is_said_to_be_at_the_edge() -> None:
-    study = make_study(lr=(0.01, 1.0), decay=(0.2, 1.0))
-    assert at_edge(study, {"lr": 0.017, "decay": 0.3}) == []
-    assert at_edge(study, {"lr": 0.015, "decay": 0.25}) == [
-        "lr = 0.015 is at the lower end of its range, 0.01 .. 1",
-        "decay = 0.25 is at the lower end of its range, 0.2 .. 1",
+def test_a_value_in_the_outer_fifth_of_its_range_is_said_to_be_at_the_edge() -> None:
+    study = make_study(lr=(0.01, 1.0), decay=(0.2, 0.9))
+    assert at_edge(study, {"lr": 0.026, "decay": 0.35}) == []
+    assert at_edge(study, {"lr": 0.024, "decay": 0.32}) == [
+        "lr = 0.024 is at the lower end of its range, 0.01 .. 1",
+        "decay = 0.32 is at the lower end of its range, 0.2 .. 0.9",
     ]
-    assert at_edge(study, {"lr": 0.7, "decay": 0.5}) == ["lr = 0.7 is at the upper end of its range, 0.01 .. 1"]
+    assert at_edge(study, {"lr": 0.7, "decay": 0.8}) == [
+        "lr = 0.7 is at the upper end of its range, 0.01 .. 1",
+        "decay = 0.8 is at the upper end of its range, 0.2 .. 0.9",
+    ]
+
+
+def test_a_decay_over_the_whole_budget_is_at_no_edge() -> None:
+    study = make_study(lr=(0.01, 1.0), decay=(0.2, 1.0))
+    assert at_edge(study, {"lr": 0.1, "decay": 0.99}) == []

@@ -3,28 +3,24 @@
 import math
 from collections.abc import Mapping
 
-import numpy as np
 from scipy.stats import qmc
 
 from stretto.study.study import Study
 
-_SCRAMBLE = 1907  # of the Halton sequence, for all studies
-_EDGE = 0.1  # of a range, at each end
+_EDGE = 0.2  # of a range, at each end: of three trials the second and the third lie there
 
 
 def point(study: Study, number: int) -> dict[str, float]:
-    """The point of trial `number`, from 0: the middle of all ranges, then the scrambled Halton sequence.
+    """The point of trial `number`, from 0: of a Halton sequence, shifted to begin in the middle of all ranges.
 
-    So all conditions try the same points, in every process, and more trials only add to them.
+    So all conditions try the same points, in every process, and more trials only add to them. The bases are 3, 5,
+    7 and so on, in the order of the ranges: the first three trials are the middles of three thirds of the first.
     """
     ranges = study.ranges
-    if number == 0:
-        places = [0.5] * len(ranges)
-    else:
-        halton = qmc.Halton(len(ranges), scramble=True, seed=np.random.default_rng(_SCRAMBLE))
-        places = halton.random(number)[number - 1].tolist()
+    halton = qmc.Halton(len(ranges) + 1, scramble=False).random(number + 1)
+    places = (halton[number, 1:] + 0.5) % 1
     found = {}
-    for (name, (low, high)), place in zip(ranges.items(), places, strict=True):
+    for (name, (low, high)), place in zip(ranges.items(), places.tolist(), strict=True):
         if study.is_log(name):
             value = math.exp(math.log(low) + place * (math.log(high) - math.log(low)))
         else:
@@ -34,7 +30,7 @@ def point(study: Study, number: int) -> dict[str, float]:
 
 
 def at_edge(study: Study, params: Mapping[str, float]) -> list[str]:
-    """A sentence for each setting whose value lies within a tenth of its range from an end of it."""
+    """A sentence for each setting whose value lies within a fifth of its range from an end of it."""
     said = []
     for name, (low, high) in study.ranges.items():
         if low == high:
@@ -43,7 +39,8 @@ def at_edge(study: Study, params: Mapping[str, float]) -> list[str]:
             place = math.log(params[name] / low) / math.log(high / low)
         else:
             place = (params[name] - low) / (high - low)
-        if not _EDGE <= place <= 1 - _EDGE:
+        is_bound = name == "decay" and high == 1  # there is nothing beyond
+        if place < _EDGE or (place > 1 - _EDGE and not is_bound):
             end = "lower" if place < _EDGE else "upper"
             said.append(f"{name} = {params[name]:.3g} is at the {end} end of its range, {low:g} .. {high:g}")
     return said
