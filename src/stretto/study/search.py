@@ -67,6 +67,7 @@ class Search:
         trials: points of the search space for each condition.
         seeds: repeats of each condition's best.
         runs: a file that gets a line for each run. Runs that it has already are not made again.
+        to_budget: repeats go on behind the target to the study's fixed budget, for the final metric.
 
     Raises ValueError if one of the files belongs to something else.
     """
@@ -80,6 +81,7 @@ class Search:
         trials: int = 3,
         seeds: int = 3,
         runs: Path | None = None,
+        to_budget: bool = True,
     ) -> None:
         check_count("trials", trials)
         check_count("seeds", seeds)
@@ -88,6 +90,7 @@ class Search:
         self._num_trials = trials
         self._seeds = range(FIRST_REPEAT_SEED, FIRST_REPEAT_SEED + seeds)
         self._runs = runs
+        self._to_budget = to_budget
         written = [] if runs is None else records.read(runs, study.fingerprint)
         self._storage = Storage(storage, study, self.conditions)
         self._done: dict[Condition, Outcome] = {}
@@ -114,12 +117,22 @@ class Search:
 
         Raises TrainError.
         """
-        while True:
-            open_conditions = [condition for condition in self.conditions if not self.outcome(condition).is_done]
-            if not open_conditions:
-                return
-            if not any(self._take(condition, watcher) for condition in open_conditions):
+        while not self.is_done:
+            if not self.take(watcher):
                 time.sleep(_POLL_S)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all runs are made."""
+        return all(self.outcome(condition).is_done for condition in self.conditions)
+
+    def take(self, watcher: Watcher) -> bool:
+        """Make one run, of the first condition that has one to begin; False if none has now. Raises TrainError."""
+        return any(
+            self._take(condition, watcher)
+            for condition in self.conditions
+            if not self.outcome(condition).is_done
+        )
 
     def retry_crashed(self) -> None:
         """Make the runs that crashed again."""
@@ -182,7 +195,7 @@ class Search:
             task.condition,
             point(self.study, task.trial),
             task.seed,
-            to_budget=task.is_repeat,
+            to_budget=task.is_repeat and self._to_budget,
             on_update=lambda fresh_examples, value: watcher.updates(task, fresh_examples, value),
         )
         if self._runs is not None:

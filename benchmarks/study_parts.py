@@ -1,0 +1,202 @@
+"""What the study is made of: parts, each with some conditions of one workload, and the file that has their runs."""
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from debian import cache_folder
+from study_load import train_under_load
+
+from stretto.study import Condition, Search, Study
+from stretto.study.records import Record, read
+from stretto.study.storage import objective
+
+RESULTS = Path(__file__).parent / "results" / "study"
+IMAGES = ("resnet_fashion", "photographs", "detector")
+TEXTS = ("text_wordnet", "text_linux")
+WORKLOADS = IMAGES + TEXTS
+LONG = "long"
+"""Twice the budget, and rates for the largest batches."""
+RULES = {"unchanged": lambda e: 1.0, "lr / sqrt e": lambda e: e**-0.5, "lr / e": lambda e: 1 / e}
+"""What the learning rate that is best without echo is multiplied with."""
+LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
+"""The second batch size of the workloads that have all factors."""
+SIZES = (64, 128, 256, 512, 1024)
+_BUFFER_EXAMPLES = 4096
+_LONG_LR = {"resnet_fashion": (0.02, 0.6), "text_wordnet": (0.003, 0.02)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Conditions whose runs are made alike."""
+
+    workload: str
+    conditions: tuple[Condition, ...]
+    trials: int = 3
+    to_budget: bool = False
+    change: str = ""
+    """What is other than in the workload's own study: LONG, a rule of the learning rate, or "load"."""
+    factor: float = 1.0
+    """Of the rule."""
+    folder: Path = field(default=RESULTS)
+
+    @property
+    def runs(self) -> Path:
+        """Where its runs are kept."""
+        name = self.workload
+        if self.change:
+            name += "-" + self.change.replace(" / ", "-over-").replace(" ", "-")
+        return self.folder / f"{name}.jsonl"
+
+    def study(self) -> Study | None:
+        """What is trained; None as long as the learning rate without echo is not found."""
+        study = workload_study(self.workload)
+        if self.change == LONG:
+            return replace(study, max_fresh_examples=2 * study.max_fresh_examples, lr=_LONG_LR[self.workload])
+        if self.change == "load":
+            return replace(study, train=partial(train_under_load, study.train))
+        if self.change:
+            params = best_params(study, Part(workload=self.workload, conditions=(), folder=self.folder).runs)
+            if params is None:
+                return None
+            lr = params["lr"] * RULES[self.change](self.factor)
+            return replace(study, lr=(lr, lr), decay=(params["decay"], params["decay"]))
+        return study
+
+    def search(self) -> Search | None:
+        """The runs, made and to be made; None as long as there is no study."""
+        study = self.study()
+        if study is None:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        storage = _states(self.folder) / f"{self.runs.stem}.db"
+        seeds = 3 if self.trials > 1 or self.change else 1
+        return Search(
+            study,
+            self.conditions,
+            storage,
+            trials=self.trials,
+            seeds=seeds,
+            runs=self.runs,
+            to_budget=self.to_budget,
+        )
+
+
+def workload_study(workload: str) -> Study:
+    """The study of one of the workloads."""
+    found: Study = importlib.import_module(f"workloads.{workload}").study
+    return found
+
+
+def best_params(study: Study, runs: Path, trials: int = 3) -> dict[str, float] | None:
+    """The settings of the best trial without echo, once all are made."""
+    baseline = Condition.baseline(study.batch_size)
+    found = [
+        record
+        for record in records_of(study, runs)
+        if record.task.condition == baseline and not record.task.is_repeat
+    ]
+    if len({record.task.trial for record in found}) < trials:
+        return None
+    found.sort(key=lambda record: (objective(study, record.run), record.task.trial))
+    return dict(found[0].run.params)
+
+
+def records_of(study: Study, runs: Path) -> list[Record]:
+    """The runs of a file."""
+    return read(runs, study.fingerprint)
+
+
+def variants(workload: str) -> tuple[str, ...]:
+    """Insertion points, in the order of the paper's table."""
+    return ("batch", "after", "before") if workload in IMAGES else ("batch", "after")
+
+
+def baseline(workload: str) -> Condition:
+    """No echo, at the workload's batch size."""
+    return Condition.baseline(workload_study(workload).batch_size)
+
+
+def condition(
+    workload: str,
+    variant: Any,
+    factor: float | str,
+    *,
+    buffer: int | None = None,
+    batch_size: int | None = None,
+) -> Condition:
+    """At the workload's buffer and batch size, unless they are given."""
+    study = workload_study(workload)
+    return Condition(variant, factor, buffer or study.buffer_batches, batch_size or study.batch_size)  # type: ignore[arg-type]
+
+
+def parts(folder: Path = RESULTS) -> Iterator[Part]:
+    """The whole study, the most important first."""
+    for workload in WORKLOADS:
+        yield Part(workload=workload, conditions=(baseline(workload),), to_budget=True, folder=folder)
+        conditions = tuple(condition(workload, variant, 2) for variant in variants(workload))
+        yield Part(workload=workload, conditions=conditions, folder=folder)
+    for order in (1, 0):
+        for workload in WORKLOADS:
+            chosen = variants(workload)[1:] if order else variants(workload)[:1]
+            conditions = tuple(condition(workload, variant, 4) for variant in reversed(chosen))
+            yield Part(workload=workload, conditions=conditions, to_budget=True, folder=folder)
+    for workload in LARGE:
+        conditions = tuple(condition(workload, variant, 4) for variant in variants(workload))
+        for rule in RULES:
+            yield Part(workload=workload, conditions=conditions, trials=1, change=rule, factor=4, folder=folder)
+    for workload, large in LARGE.items():
+        variant = variants(workload)[-1]
+        conditions = tuple(condition(workload, variant, factor) for factor in (8, 16))
+        yield Part(workload=workload, conditions=conditions, folder=folder)
+        at_large = [condition(workload, variant, factor, batch_size=large) for factor in (2, 4, 8, 16)]
+        conditions = (Condition.baseline(large), *at_large)
+        yield Part(workload=workload, conditions=conditions, change=LONG, folder=folder)
+    yield from _sizes(folder)
+    for workload in LARGE:
+        yield Part(
+            workload=workload, conditions=(condition(workload, variants(workload)[-1], "auto"),), change="load",
+            to_budget=True, folder=folder,
+        )  # fmt: skip
+    for workload in WORKLOADS:
+        yield Part(workload=workload, conditions=tuple(_buffers(workload)), folder=folder)
+
+
+def _sizes(folder: Path) -> Iterator[Part]:
+    """As in the paper: examples from a buffer of the same number of them at all sizes, batches unshuffled."""
+    workload = "resnet_fashion"
+    for batch_size in SIZES:
+        conditions = (
+            Condition.baseline(batch_size),
+            condition(workload, "before", 2, buffer=_BUFFER_EXAMPLES // batch_size, batch_size=batch_size),
+            condition(workload, "batch", 2, buffer=1, batch_size=batch_size),
+        )
+        yield Part(workload=workload, conditions=conditions, change=LONG, folder=folder)
+
+
+def _buffers(workload: str) -> Sequence[Condition]:
+    """Smaller and larger than the study's; the paper's batch echoing is that of one batch."""
+    batches = [condition(workload, "batch", 2, buffer=1)]
+    if workload not in LARGE:
+        return batches
+    batches.append(condition(workload, "batch", 2, buffer=100))
+    example = variants(workload)[-1]
+    return [*batches, *(condition(workload, example, 2, buffer=buffer) for buffer in (2, 128))]
+
+
+def quick(folder: Path) -> Iterator[Part]:
+    """The paper's central claim in small: one trial and one seed of two conditions in each workload."""
+    for workload in WORKLOADS:
+        conditions = (baseline(workload), condition(workload, variants(workload)[-1], 2))
+        yield Part(workload=workload, conditions=conditions, trials=1, folder=folder)
+
+
+def _states(folder: Path) -> Path:
+    """Where the searches' states are; they can be made again from the runs."""
+    states = folder if folder != RESULTS else cache_folder("study")
+    states.mkdir(parents=True, exist_ok=True)
+    return states
