@@ -1,8 +1,8 @@
 """The study of data echoing: the paper's protocol on five workloads, by `stretto.study`.
 
-Every finished run is a line of results/study/<file>.jsonl and is not made again: a study that was killed goes on where
-it stopped, also on another machine that has the files. Only counts matter, so it may run beside other work; the
-seconds of its runs are not used.
+Every finished run is a line of results/study/<file>.jsonl and is not made again: a study that was killed goes on
+where it stopped, also on another machine that has the files. Only counts matter, so it may run beside other work;
+the seconds of its runs are not used.
 
     python benchmarks/study.py                  everything, then the tables: about 8 hours of one core
     python benchmarks/study.py --tables         the tables of what there is
@@ -15,10 +15,8 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from harness import prepare_process
@@ -50,8 +48,8 @@ class Maker(Watcher):
         """Print a line."""
         found = f"{run.fresh_examples:,} fresh examples" if run.status == "reached" else f"best {run.best}"
         print(
-            f"[{self._progress()}] {self._part.runs.stem}: {task.condition.title}: {task.key}: {run.status}, {found}, "
-            f"{run.seconds:.0f} s",
+            f"[{self._progress()}] {self._part.runs.stem}: {task.condition.title}: {task.key}: {run.status}, "
+            f"{found}, {run.seconds:.0f} s",
             flush=True,
         )
 

@@ -1,7 +1,6 @@
 """What the study is made of: parts, each with some conditions of one workload, and the file that has their runs."""
 
 import importlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,9 +10,9 @@ from typing import Any
 from debian import cache_folder
 from study_load import train_under_load
 
-from stretto.study import Condition, Search, Study
+from stretto.study import Condition, Outcome, Search, Study
 from stretto.study.records import Record, read
-from stretto.study.storage import objective
+from stretto.study.search import outcome_of
 
 RESULTS = Path(__file__).parent / "results" / "study"
 IMAGES = ("resnet_fashion", "photographs", "detector")
@@ -21,8 +20,8 @@ TEXTS = ("text_wordnet", "text_linux")
 WORKLOADS = IMAGES + TEXTS
 LONG = "long"
 """Twice the budget, and rates for the largest batches."""
-RULES = {"unchanged": lambda e: 1.0, "lr / sqrt e": lambda e: e**-0.5, "lr / e": lambda e: 1 / e}
-"""What the learning rate that is best without echo is multiplied with."""
+RULES = {"unchanged": 0.0, "lr / sqrt e": -0.5, "lr / e": -1.0}
+"""The power of e that the learning rate which is best without echo is multiplied with."""
 LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
 """The second batch size of the workloads that have all factors."""
 SIZES = (64, 128, 256, 512, 1024)
@@ -37,6 +36,7 @@ class Part:
     workload: str
     conditions: tuple[Condition, ...]
     trials: int = 3
+    seeds: int = 3
     to_budget: bool = False
     change: str = ""
     """What is other than in the workload's own study: LONG, a rule of the learning rate, or "load"."""
@@ -60,10 +60,10 @@ class Part:
         if self.change == "load":
             return replace(study, train=partial(train_under_load, study.train))
         if self.change:
-            params = best_params(study, Part(workload=self.workload, conditions=(), folder=self.folder).runs)
+            params = best_params(self.workload, self.folder)
             if params is None:
                 return None
-            lr = params["lr"] * RULES[self.change](self.factor)
+            lr = params["lr"] * self.factor ** RULES[self.change]
             return replace(study, lr=(lr, lr), decay=(params["decay"], params["decay"]))
         return study
 
@@ -74,16 +74,32 @@ class Part:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
         storage = _states(self.folder) / f"{self.runs.stem}.db"
-        seeds = 3 if self.trials > 1 or self.change else 1
         return Search(
             study,
             self.conditions,
             storage,
             trials=self.trials,
-            seeds=seeds,
+            seeds=self.seeds,
             runs=self.runs,
             to_budget=self.to_budget,
         )
+
+    def outcomes(self, study: Study) -> list[Outcome]:
+        """What its runs come to, as far as they are made."""
+        made: dict[tuple[Condition, bool], dict[str, Record]] = {}
+        for record in read(self.runs, study.fingerprint):
+            made.setdefault((record.task.condition, record.task.is_repeat), {})[record.task.key] = record
+        return [
+            outcome_of(
+                study,
+                condition,
+                made.get((condition, False), {}),
+                made.get((condition, True), {}),
+                trials=self.trials,
+                seeds=self.seeds,
+            )
+            for condition in self.conditions
+        ]
 
 
 def workload_study(workload: str) -> Study:
@@ -92,23 +108,11 @@ def workload_study(workload: str) -> Study:
     return found
 
 
-def best_params(study: Study, runs: Path, trials: int = 3) -> dict[str, float] | None:
+def best_params(workload: str, folder: Path) -> dict[str, float] | None:
     """The settings of the best trial without echo, once all are made."""
-    baseline = Condition.baseline(study.batch_size)
-    found = [
-        record
-        for record in records_of(study, runs)
-        if record.task.condition == baseline and not record.task.is_repeat
-    ]
-    if len({record.task.trial for record in found}) < trials:
-        return None
-    found.sort(key=lambda record: (objective(study, record.run), record.task.trial))
-    return dict(found[0].run.params)
-
-
-def records_of(study: Study, runs: Path) -> list[Record]:
-    """The runs of a file."""
-    return read(runs, study.fingerprint)
+    part = Part(workload=workload, conditions=(baseline(workload),), folder=folder)
+    [outcome] = part.outcomes(workload_study(workload))
+    return None if outcome.best is None else dict(outcome.trials[outcome.best].params)
 
 
 def variants(workload: str) -> tuple[str, ...]:
@@ -156,29 +160,28 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
         at_large = [condition(workload, variant, factor, batch_size=large) for factor in (2, 4, 8, 16)]
         conditions = (Condition.baseline(large), *at_large)
         yield Part(workload=workload, conditions=conditions, change=LONG, folder=folder)
-    yield from _sizes(folder)
+    for batch_size in SIZES:
+        yield Part(workload="resnet_fashion", conditions=sizes(batch_size), change=LONG, folder=folder)
     for workload in LARGE:
         yield Part(
             workload=workload, conditions=(condition(workload, variants(workload)[-1], "auto"),), change="load",
             to_budget=True, folder=folder,
         )  # fmt: skip
     for workload in WORKLOADS:
-        yield Part(workload=workload, conditions=tuple(_buffers(workload)), folder=folder)
+        yield Part(workload=workload, conditions=tuple(buffers(workload)), folder=folder)
 
 
-def _sizes(folder: Path) -> Iterator[Part]:
-    """As in the paper: examples from a buffer of the same number of them at all sizes, batches unshuffled."""
-    workload = "resnet_fashion"
-    for batch_size in SIZES:
-        conditions = (
-            Condition.baseline(batch_size),
-            condition(workload, "before", 2, buffer=_BUFFER_EXAMPLES // batch_size, batch_size=batch_size),
-            condition(workload, "batch", 2, buffer=1, batch_size=batch_size),
-        )
-        yield Part(workload=workload, conditions=conditions, change=LONG, folder=folder)
+def sizes(batch_size: int) -> tuple[Condition, ...]:
+    """No echo, and e = 2 as in the paper: examples from as large a buffer at all sizes, and batches unshuffled."""
+    buffer = _BUFFER_EXAMPLES // batch_size
+    return (
+        Condition.baseline(batch_size),
+        condition("resnet_fashion", "before", 2, buffer=buffer, batch_size=batch_size),
+        condition("resnet_fashion", "batch", 2, buffer=1, batch_size=batch_size),
+    )
 
 
-def _buffers(workload: str) -> Sequence[Condition]:
+def buffers(workload: str) -> Sequence[Condition]:
     """Smaller and larger than the study's; the paper's batch echoing is that of one batch."""
     batches = [condition(workload, "batch", 2, buffer=1)]
     if workload not in LARGE:
@@ -192,7 +195,7 @@ def quick(folder: Path) -> Iterator[Part]:
     """The paper's central claim in small: one trial and one seed of two conditions in each workload."""
     for workload in WORKLOADS:
         conditions = (baseline(workload), condition(workload, variants(workload)[-1], 2))
-        yield Part(workload=workload, conditions=conditions, trials=1, folder=folder)
+        yield Part(workload=workload, conditions=conditions, trials=1, seeds=1, folder=folder)
 
 
 def _states(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """The protocol: the same trials in every condition, then each condition's best trial with fresh seeds."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ class Search:
         self.study = study
         self.conditions = tuple(conditions)
         self._num_trials = trials
-        self._seeds = range(FIRST_REPEAT_SEED, FIRST_REPEAT_SEED + seeds)
+        self._num_seeds = seeds
         self._runs = runs
         self._to_budget = to_budget
         written = [] if runs is None else records.read(runs, study.fingerprint)
@@ -129,9 +129,7 @@ class Search:
     def take(self, watcher: Watcher) -> bool:
         """Make one run, of the first condition that has one to begin; False if none has now. Raises TrainError."""
         return any(
-            self._take(condition, watcher)
-            for condition in self.conditions
-            if not self.outcome(condition).is_done
+            self._take(condition, watcher) for condition in self.conditions if not self.outcome(condition).is_done
         )
 
     def retry_crashed(self) -> None:
@@ -142,12 +140,15 @@ class Search:
         """What there is of a condition."""
         if condition in self._done:
             return self._done[condition]
-        trials = self._made(condition, self._trial_tasks(condition))
-        best = self._best(trials) if len(trials) == self._num_trials else None
-        repeats = [] if best is None else self._made(condition, self._repeat_tasks(condition, best))
-        is_done = len(trials) == self._num_trials and (best is None or len(repeats) == len(self._seeds))
-        found = Outcome(condition, tuple(trials), best, tuple(repeats), is_done)
-        if is_done:
+        found = outcome_of(
+            self.study,
+            condition,
+            self._storage.finished(condition, is_repeat=False),
+            self._storage.finished(condition, is_repeat=True),
+            trials=self._num_trials,
+            seeds=self._num_seeds,
+        )
+        if found.is_done:
             self._done[condition] = found
         return found
 
@@ -162,7 +163,7 @@ class Search:
         running: list[str] = []
         for outcome in self.outcomes():
             condition = outcome.condition
-            wanted = (self._num_trials, len(self._seeds))
+            wanted = (self._num_trials, self._num_seeds)
             made = wanted if outcome.is_done else (len(outcome.trials), len(outcome.repeats))
             num_done += sum(made)
             for kind in (False, True):
@@ -174,7 +175,7 @@ class Search:
                     ]
         return Progress(
             num_done=num_done,
-            num_wanted=len(self.conditions) * (self._num_trials + len(self._seeds)),
+            num_wanted=len(self.conditions) * (self._num_trials + self._num_seeds),
             seconds_left=_seconds_left(left, spent),
             running=tuple(running),
         )
@@ -182,10 +183,10 @@ class Search:
     def _take(self, condition: Condition, watcher: Watcher) -> bool:
         outcome = self.outcome(condition)
         is_repeat = outcome.best is not None
-        tasks = (
-            self._trial_tasks(condition) if outcome.best is None else self._repeat_tasks(condition, outcome.best)
-        )
-        self._storage.want(tasks)
+        if outcome.best is None:
+            self._storage.want(_trials(condition, self._num_trials))
+        else:
+            self._storage.want(_repeats(condition, outcome.best, self._num_seeds))
         return self._storage.take(condition, is_repeat, lambda task: self._execute(task, watcher))
 
     def _execute(self, task: Task, watcher: Watcher) -> Run:
@@ -203,22 +204,6 @@ class Search:
         watcher.ends(task, done)
         return done
 
-    def _trial_tasks(self, condition: Condition) -> list[Task]:
-        return [Task(condition, number, SEARCH_SEED) for number in range(self._num_trials)]
-
-    def _repeat_tasks(self, condition: Condition, best: int) -> list[Task]:
-        return [Task(condition, best, seed, is_repeat=True) for seed in self._seeds]
-
-    def _made(self, condition: Condition, tasks: list[Task]) -> list[Run]:
-        found = self._storage.finished(condition, is_repeat=tasks[0].is_repeat)
-        return [found[task.key].run for task in tasks if task.key in found]
-
-    def _best(self, trials: list[Run]) -> int | None:
-        """The first of the best, unless it ended before its time as all others did."""
-        values = [objective(self.study, made) for made in trials]
-        best = values.index(min(values))
-        return best if trials[best].status in ("reached", "missed") else None
-
     def _exchange(self, path: Path, written: list[Record]) -> None:
         """Enter the runs of the file into the storage, and those of the storage that it lacks into the file."""
         for record in {record.task: record for record in written}.values():  # of two of a task the later
@@ -235,6 +220,43 @@ class Search:
         for record in made:
             if record.task not in known:
                 records.append(path, self.study.fingerprint, record)
+
+
+def outcome_of(
+    study: Study,
+    condition: Condition,
+    finished_trials: Mapping[str, Record],
+    finished_repeats: Mapping[str, Record],
+    *,
+    trials: int,
+    seeds: int,
+) -> Outcome:
+    """What finished runs, by their task's key, come to where so many trials and seeds are wanted."""
+    made = _made(finished_trials, _trials(condition, trials))
+    best = _best(study, made) if len(made) == trials else None
+    repeats = [] if best is None else _made(finished_repeats, _repeats(condition, best, seeds))
+    is_done = len(made) == trials and (best is None or len(repeats) == seeds)
+    return Outcome(condition, tuple(made), best, tuple(repeats), is_done)
+
+
+def _trials(condition: Condition, count: int) -> list[Task]:
+    return [Task(condition, number, SEARCH_SEED) for number in range(count)]
+
+
+def _repeats(condition: Condition, best: int, count: int) -> list[Task]:
+    seeds = range(FIRST_REPEAT_SEED, FIRST_REPEAT_SEED + count)
+    return [Task(condition, best, seed, is_repeat=True) for seed in seeds]
+
+
+def _made(finished: Mapping[str, Record], tasks: list[Task]) -> list[Run]:
+    return [finished[task.key].run for task in tasks if task.key in finished]
+
+
+def _best(study: Study, trials: list[Run]) -> int | None:
+    """The first of the best, unless it ended before its time as all others did."""
+    values = [objective(study, made) for made in trials]
+    best = values.index(min(values))
+    return best if trials[best].status in ("reached", "missed") else None
 
 
 def _seconds_left(left: list[int], spent: list[list[float]]) -> float | None:

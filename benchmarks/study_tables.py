@@ -1,0 +1,269 @@
+"""The study's tables in Markdown, from the files of its runs, beside the paper's figures."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from study_parts import (
+    IMAGES,
+    LARGE,
+    LONG,
+    RULES,
+    SIZES,
+    WORKLOADS,
+    Part,
+    baseline,
+    buffers,
+    condition,
+    parts,
+    sizes,
+    variants,
+)
+
+from stretto.study import Condition, Outcome, Study
+from stretto.study.conditions import TITLES
+from stretto.study.summary import Row, Spread, summarise
+
+NAMES = {
+    "resnet_fashion": "ResNet, Fashion-MNIST",
+    "photographs": "ResNet, JPEG photographs",
+    "detector": "SSD, composed scenes",
+    "text_wordnet": "Transformer, WordNet",
+    "text_linux": "Transformer, Linux docs",
+}
+PAPERS_RATIOS = {
+    "LM1B": {"batch": 0.684, "after": 0.516},
+    "Common Crawl": {"batch": 0.585, "after": 0.581},
+    "CIFAR-10": {"batch": 0.848, "after": 0.658, "before": 0.576},
+    "ImageNet": {"batch": 1.05, "after": 0.824, "before": 0.515},
+    "COCO": {"batch": 0.873, "after": 0.664, "before": 0.537},
+}
+"""Fresh examples at e = 2 over those without echo: table and figures of arXiv 1907.05550."""
+KIN = dict(zip(WORKLOADS, ("CIFAR-10", "ImageNet", "COCO", "LM1B", "Common Crawl"), strict=True))
+"""Which of the paper's workloads is of the kind of ours."""
+PAPERS_FACTORS = {
+    "LM1B, batch 1024": {2: 0.516, 4: 0.312, 8: 0.347, 16: 0.392},
+    "LM1B, batch 4096": {2: 0.565, 4: 0.290, 8: 0.191, 16: 0.175},
+}
+"""Example echoing."""
+FACTORS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the runs of all parts say."""
+
+    rows: Mapping[tuple[str, Condition], Row]
+    """By the file of the runs (without its ending) and the condition."""
+    studies: Mapping[str, Study]
+
+    @classmethod
+    def load(cls, wanted: Iterable[Part]) -> "Results":
+        """Of what is made so far."""
+        outcomes: dict[tuple[str, Condition], Outcome] = {}
+        studies = {}
+        for part in wanted:
+            if (study := part.study()) is not None:
+                studies[part.runs.stem] = study
+                outcomes |= {(part.runs.stem, outcome.condition): outcome for outcome in part.outcomes(study)}
+        rows = {}
+        for file, study in studies.items():
+            of_file = [outcome for (name, _), outcome in outcomes.items() if name == file]
+            rows |= {(file, row.condition): row for row in summarise(study, of_file).rows}
+        return cls(rows, studies)
+
+    def ratio(self, file: str, condition: Condition, base: tuple[str, Condition] | None = None) -> str:
+        """Fresh examples over the mean of no echo: of the mean, and (lowest .. highest)."""
+        row = self.rows.get((file, condition))
+        reference = self.rows.get(base or (file, Condition.baseline(condition.batch_size)))
+        if row is None or reference is None or not sum(row.repeats.values()):
+            return "not run"
+        found, of_base = reached_by_all(row), reached_by_all(reference)
+        if found is None:
+            return f"{row.repeats['reached']} of {sum(row.repeats.values())} seeds reach it"
+        if of_base is None:
+            return f"{found.mean:,.0f}, without echo not reached"
+        return spread(Spread(found.mean / of_base.mean, found.low / of_base.mean, found.high / of_base.mean), 2)
+
+    def mean_ratio(self, file: str, condition: Condition) -> float | None:
+        """The same as a number."""
+        row = self.rows.get((file, condition))
+        return None if row is None else row.ratio
+
+
+def reached_by_all(row: Row) -> Spread | None:
+    """Fresh examples to the target, None unless all seeds reached it."""
+    return row.fresh_examples if row.repeats["reached"] == sum(row.repeats.values()) else None
+
+
+def spread(value: Spread | None, decimals: int = 0) -> str:
+    """Mean (lowest .. highest)."""
+    if value is None:
+        return "-"
+    return f"{value.mean:,.{decimals}f} ({value.low:,.{decimals}f} .. {value.high:,.{decimals}f})"
+
+
+def markdown(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table; the first column is to the left."""
+    titles = list(titles)
+    lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def workloads_table(results: Results) -> str:
+    """What is trained, to which target, and what it needs without echo."""
+    rows = []
+    for workload in WORKLOADS:
+        study = results.studies[workload]
+        row = results.rows[workload, baseline(workload)]
+        count = f"{study.batch_size}", f"{study.max_fresh_examples:,}"
+        rows.append([NAMES[workload], study.goal, *count, spread(row.fresh_examples), _final(row, study)])
+    titles = ("workload", "target", "batch", "budget", "fresh examples without echo", "metric at the budget")
+    return markdown(titles, rows)
+
+
+def insertion_table(results: Results) -> str:
+    """e = 2 at all insertion points."""
+    rows = []
+    for workload in WORKLOADS:
+        cells = [NAMES[workload]]
+        for variant in ("batch", "after", "before"):
+            if variant not in variants(workload):
+                cells.append("-")
+                continue
+            paper = PAPERS_RATIOS[KIN[workload]][variant]
+            chosen = [condition(workload, variant, 2)]
+            if variant == "batch":
+                chosen.insert(0, condition(workload, variant, 2, buffer=1))
+            cells.append("; ".join(results.ratio(workload, one) for one in chosen) + f"; paper {paper:g}")
+        rows.append([*cells, KIN[workload]])
+    titles = ("workload", "batch echoing: unshuffled; buffer of 16", TITLES["after"], TITLES["before"], "paper's")
+    return markdown(titles, rows)
+
+
+def factors_table(results: Results) -> str:
+    """e = 2 to 16 at two batch sizes."""
+    rows = []
+    for workload, large in LARGE.items():
+        variant = variants(workload)[-1]
+        for batch_size in (None, large):
+            file = f"{workload}-{LONG}" if batch_size else workload
+            chosen = [condition(workload, variant, factor, batch_size=batch_size) for factor in FACTORS]
+            name = f"{NAMES[workload]}, batch {chosen[0].batch_size}"
+            rows.append([name, *(results.ratio(file, one) for one in chosen)])
+    for name, ratios in PAPERS_FACTORS.items():
+        rows.append([f"paper: {name}", *(f"{ratios[factor]:g}" for factor in FACTORS)])
+    rows.append(["ideal, 1 / e", *(f"{1 / factor:.3g}" for factor in FACTORS)])
+    return markdown(("", *(f"e = {factor}" for factor in FACTORS)), rows)
+
+
+def sizes_table(results: Results) -> str:
+    """Batch and example echoing at e = 2, by batch size."""
+    rows = []
+    for batch_size in SIZES:
+        base, examples, batches = sizes(batch_size)
+        file = f"resnet_fashion-{LONG}"
+        row = results.rows.get((file, base))
+        without = "-" if row is None else spread(row.fresh_examples)
+        rows.append([f"{batch_size}", without, results.ratio(file, batches), results.ratio(file, examples)])
+    titles = ("batch size", "fresh examples without echo", "batch echoing, unshuffled", TITLES["before"])
+    return markdown(titles, rows)
+
+
+def buffers_table(results: Results) -> str:
+    """Shuffle buffers at e = 2."""
+    rows = []
+    for workload in LARGE:
+        main = [condition(workload, variant, 2) for variant in ("batch", variants(workload)[-1])]
+        chosen = sorted(
+            {*buffers(workload), *main},
+            key=lambda one: (one.variant != "batch", one.buffer_batches),
+        )
+        for one in chosen:
+            cells = NAMES[workload], TITLES[one.variant], f"{one.buffer_batches}"
+            rows.append([*cells, results.ratio(workload, one)])
+    return markdown(("workload", "echo", "buffer, batches", "N(2) / N(1)"), rows)
+
+
+def quality_table(results: Results) -> str:
+    """The metric at an equal number of fresh examples, e = 4."""
+    rows = []
+    for workload in WORKLOADS:
+        study = results.studies[workload]
+        cells = [f"{NAMES[workload]}, {study.metric}", f"{study.max_fresh_examples:,}"]
+        for variant in ("none", "batch", "after", "before"):
+            one = baseline(workload) if variant == "none" else None
+            if variant in variants(workload):
+                one = condition(workload, variant, 4)
+            row = None if one is None else results.rows.get((workload, one))
+            cells.append("-" if row is None else _final(row, study))
+        rows.append(cells)
+    titles = ("workload, metric", "fresh examples", "no echo", *(TITLES[v] for v in ("batch", "after", "before")))
+    return markdown(titles, rows)
+
+
+def ratios_at_4_table(results: Results) -> str:
+    """Fresh examples at e = 4."""
+    rows = []
+    for workload in WORKLOADS:
+        cells = [
+            results.ratio(workload, condition(workload, variant, 4)) if variant in variants(workload) else "-"
+            for variant in ("batch", "after", "before")
+        ]
+        rows.append([NAMES[workload], *cells])
+    return markdown(("workload", *(TITLES[variant] for variant in ("batch", "after", "before"))), rows)
+
+
+def rates_table(results: Results) -> str:
+    """Does the learning rate of no echo do at e = 4?"""
+    rows = []
+    for workload in LARGE:
+        for variant in variants(workload):
+            one = condition(workload, variant, 4)
+            base = workload, baseline(workload)
+            cells = [
+                results.ratio(Part(workload=workload, conditions=(), change=rule).runs.stem, one, base)
+                for rule in RULES
+            ]
+            rows.append([NAMES[workload], TITLES[variant], *cells, results.ratio(workload, one)])
+    return markdown(("workload", "echo, e = 4", *RULES, "re-tuned, 3 trials"), rows)
+
+
+def auto_table(results: Results) -> str:
+    """ "auto" under a load that floats between R = 2 and 6, and the fixed factor 4."""
+    rows = []
+    for workload in LARGE:
+        study, variant = results.studies[workload], variants(workload)[-1]
+        base = workload, baseline(workload)
+        for file, factor in ((f"{workload}-load", "auto"), (workload, 4)):
+            one = condition(workload, variant, factor)
+            row = results.rows.get((file, one))
+            if row is None:
+                continue
+            realised = "-"
+            if row.updates is not None and row.fresh_examples is not None:
+                realised = f"{row.updates.mean * one.batch_size / row.fresh_examples.mean:.2f}"
+            cells = NAMES[workload], '"auto"' if factor == "auto" else f"fixed {factor}", realised
+            rows.append([*cells, results.ratio(file, one, base), _final(row, study)])
+    titles = ("workload", "factor", "uses of an example to the target", "N(e) / N(1)", "metric at the budget")
+    return markdown(titles, rows)
+
+
+def workers_table(results: Results) -> str:
+    """Echo in the pool with augment behind it, and echo in the workers."""
+    rows = []
+    for workload in IMAGES[:2]:
+        for factor in (2, 4):
+            chosen = [condition(workload, variant, factor) for variant in ("before", "workers")]
+            rows.append([NAMES[workload], f"{factor}", *(results.ratio(workload, one) for one in chosen)])
+    return markdown(("workload", "e", "in the pool", "in the workers"), rows)
+
+
+def _final(row: Row, study: Study) -> str:
+    """With as many decimals as tell about four digits."""
+    return spread(row.final, 3 if abs(study.target) < 10 else 1)
+
+
+def load(folder: Path) -> Results:
+    """Of the whole study, as far as it is made."""
+    return Results.load(parts(folder))
