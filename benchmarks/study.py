@@ -21,11 +21,14 @@ from pathlib import Path
 
 from harness import prepare_process
 from study_parts import RESULTS, Part, parts, quick
+from study_tables import TABLES, Results, figure, fill, quick_table
 
 from stretto.study import Run, Search, Watcher
 from stretto.study.processes import one_thread
 from stretto.study.records import Task
 
+PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
+FIGURE = PAGE.with_name("factors.svg")
 _POLL_S = 2.0
 
 
@@ -85,6 +88,13 @@ def main() -> None:
         wanted = list(quick(folder) if arguments.quick else parts(folder))
         if not arguments.tables:
             _make(wanted, arguments.processes)
+        results = Results.load(wanted)
+        if arguments.quick:
+            print(quick_table(results))
+        else:
+            PAGE.write_text(fill(PAGE.read_text(), {name: table(results) for name, table in TABLES.items()}))
+            FIGURE.write_text(figure(results))
+            print(f"wrote {PAGE} and {FIGURE}")
 
 
 def _make(wanted: Sequence[Part], num_processes: int) -> None:

@@ -18,14 +18,17 @@ RESULTS = Path(__file__).parent / "results" / "study"
 IMAGES = ("resnet_fashion", "photographs", "detector")
 TEXTS = ("text_wordnet", "text_linux")
 WORKLOADS = IMAGES + TEXTS
-LONG = "long"
-"""Twice the budget, and rates for the largest batches."""
+LONG, SIZE, LOAD = "long", "size", "load"
+"""Changes of a workload's study: twice the budget with rates for larger batches; the same with a target for the
+largest, which have few updates; a loader whose pace floats."""
 RULES = {"unchanged": 0.0, "lr / sqrt e": -0.5, "lr / e": -1.0}
 """The power of e that the learning rate which is best without echo is multiplied with."""
 LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
 """The second batch size of the workloads that have all factors."""
+FACTORS = (2, 4, 8, 16)
 SIZES = (64, 128, 256, 512, 1024)
 _BUFFER_EXAMPLES = 4096
+_SIZE_TARGET = 76.0
 _LONG_LR = {"resnet_fashion": (0.02, 0.6), "text_wordnet": (0.003, 0.02)}
 
 
@@ -39,7 +42,7 @@ class Part:
     seeds: int = 3
     to_budget: bool = False
     change: str = ""
-    """What is other than in the workload's own study: LONG, a rule of the learning rate, or "load"."""
+    """What is other than in the workload's own study: LONG, SIZE, LOAD or one of the RULES."""
     factor: float = 1.0
     """Of the rule."""
     folder: Path = field(default=RESULTS)
@@ -55,9 +58,11 @@ class Part:
     def study(self) -> Study | None:
         """What is trained; None as long as the learning rate without echo is not found."""
         study = workload_study(self.workload)
-        if self.change == LONG:
-            return replace(study, max_fresh_examples=2 * study.max_fresh_examples, lr=_LONG_LR[self.workload])
-        if self.change == "load":
+        if self.change in (LONG, SIZE):
+            target = _SIZE_TARGET if self.change == SIZE else study.target
+            budget = 2 * study.max_fresh_examples
+            return replace(study, target=target, max_fresh_examples=budget, lr=_LONG_LR[self.workload])
+        if self.change == LOAD:
             return replace(study, train=partial(train_under_load, study.train))
         if self.change:
             params = best_params(self.workload, self.folder)
@@ -144,31 +149,29 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
         yield Part(workload=workload, conditions=(baseline(workload),), to_budget=True, folder=folder)
         conditions = tuple(condition(workload, variant, 2) for variant in variants(workload))
         yield Part(workload=workload, conditions=conditions, folder=folder)
-    for order in (1, 0):
+    for is_batch in (False, True):
         for workload in WORKLOADS:
-            chosen = variants(workload)[1:] if order else variants(workload)[:1]
+            chosen = [variant for variant in variants(workload) if (variant == "batch") is is_batch]
             conditions = tuple(condition(workload, variant, 4) for variant in reversed(chosen))
             yield Part(workload=workload, conditions=conditions, to_budget=True, folder=folder)
     for workload in LARGE:
         conditions = tuple(condition(workload, variant, 4) for variant in variants(workload))
         for rule in RULES:
             yield Part(workload=workload, conditions=conditions, trials=1, change=rule, factor=4, folder=folder)
-    for workload, large in LARGE.items():
-        variant = variants(workload)[-1]
-        conditions = tuple(condition(workload, variant, factor) for factor in (8, 16))
-        yield Part(workload=workload, conditions=conditions, folder=folder)
-        at_large = [condition(workload, variant, factor, batch_size=large) for factor in (2, 4, 8, 16)]
-        conditions = (Condition.baseline(large), *at_large)
-        yield Part(workload=workload, conditions=conditions, change=LONG, folder=folder)
-    for batch_size in SIZES:
-        yield Part(workload="resnet_fashion", conditions=sizes(batch_size), change=LONG, folder=folder)
     for workload in LARGE:
-        yield Part(
-            workload=workload, conditions=(condition(workload, variants(workload)[-1], "auto"),), change="load",
-            to_budget=True, folder=folder,
-        )  # fmt: skip
+        conditions = tuple(condition(workload, variants(workload)[-1], factor) for factor in FACTORS[2:])
+        yield Part(workload=workload, conditions=conditions, folder=folder)
+    for workload in LARGE:
+        conditions = (condition(workload, variants(workload)[-1], "auto"),)
+        yield Part(workload=workload, conditions=conditions, change=LOAD, to_budget=True, folder=folder)
     for workload in WORKLOADS:
         yield Part(workload=workload, conditions=tuple(buffers(workload)), folder=folder)
+    for batch_size in SIZES:
+        yield Part(workload="resnet_fashion", conditions=sizes(batch_size), change=SIZE, folder=folder)
+    for workload, large in LARGE.items():
+        at_large = [condition(workload, variants(workload)[-1], factor, batch_size=large) for factor in FACTORS]
+        conditions = (Condition.baseline(large), *at_large)
+        yield Part(workload=workload, conditions=conditions, change=LONG, folder=folder)
 
 
 def sizes(batch_size: int) -> tuple[Condition, ...]:

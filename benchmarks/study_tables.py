@@ -1,14 +1,18 @@
 """The study's tables in Markdown, from the files of its runs, beside the paper's figures."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from study_figures import Line, line_chart
 from study_parts import (
+    FACTORS,
     IMAGES,
     LARGE,
+    LOAD,
     LONG,
     RULES,
+    SIZE,
     SIZES,
     WORKLOADS,
     Part,
@@ -46,7 +50,6 @@ PAPERS_FACTORS = {
     "LM1B, batch 4096": {2: 0.565, 4: 0.290, 8: 0.191, 16: 0.175},
 }
 """Example echoing."""
-FACTORS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,6 @@ class Results:
             return f"{found.mean:,.0f}, without echo not reached"
         return spread(Spread(found.mean / of_base.mean, found.low / of_base.mean, found.high / of_base.mean), 2)
 
-    def mean_ratio(self, file: str, condition: Condition) -> float | None:
-        """The same as a number."""
-        row = self.rows.get((file, condition))
-        return None if row is None else row.ratio
-
 
 def reached_by_all(row: Row) -> Spread | None:
     """Fresh examples to the target, None unless all seeds reached it."""
@@ -120,6 +118,19 @@ def workloads_table(results: Results) -> str:
         rows.append([NAMES[workload], study.goal, *count, spread(row.fresh_examples), _final(row, study)])
     titles = ("workload", "target", "batch", "budget", "fresh examples without echo", "metric at the budget")
     return markdown(titles, rows)
+
+
+def quick_table(results: Results) -> str:
+    """e = 2 beside no echo, one seed."""
+    rows = []
+    for workload in WORKLOADS:
+        variant = variants(workload)[-1]
+        paper = PAPERS_RATIOS[KIN[workload]][variant]
+        one = condition(workload, variant, 2)
+        rows.append(
+            [NAMES[workload], TITLES[variant], results.ratio(workload, one), f"{paper:g} ({KIN[workload]})"]
+        )
+    return markdown(("workload", "e = 2", "N(2) / N(1)", "paper"), rows)
 
 
 def insertion_table(results: Results) -> str:
@@ -162,7 +173,7 @@ def sizes_table(results: Results) -> str:
     rows = []
     for batch_size in SIZES:
         base, examples, batches = sizes(batch_size)
-        file = f"resnet_fashion-{LONG}"
+        file = f"resnet_fashion-{SIZE}"
         row = results.rows.get((file, base))
         without = "-" if row is None else spread(row.fresh_examples)
         rows.append([f"{batch_size}", without, results.ratio(file, batches), results.ratio(file, examples)])
@@ -202,7 +213,7 @@ def quality_table(results: Results) -> str:
     return markdown(titles, rows)
 
 
-def ratios_at_4_table(results: Results) -> str:
+def fours_table(results: Results) -> str:
     """Fresh examples at e = 4."""
     rows = []
     for workload in WORKLOADS:
@@ -235,7 +246,7 @@ def auto_table(results: Results) -> str:
     for workload in LARGE:
         study, variant = results.studies[workload], variants(workload)[-1]
         base = workload, baseline(workload)
-        for file, factor in ((f"{workload}-load", "auto"), (workload, 4)):
+        for file, factor in ((f"{workload}-{LOAD}", "auto"), (workload, 4)):
             one = condition(workload, variant, factor)
             row = results.rows.get((file, one))
             if row is None:
@@ -267,3 +278,48 @@ def _final(row: Row, study: Study) -> str:
 def load(folder: Path) -> Results:
     """Of the whole study, as far as it is made."""
     return Results.load(parts(folder))
+
+
+TABLES: Mapping[str, Callable[[Results], str]] = {
+    "workloads": workloads_table,
+    "insertion": insertion_table,
+    "fours": fours_table,
+    "factors": factors_table,
+    "sizes": sizes_table,
+    "buffers": buffers_table,
+    "quality": quality_table,
+    "rates": rates_table,
+    "auto": auto_table,
+    "workers": workers_table,
+}
+"""By the name in the page's marks."""
+
+
+def fill(page: str, tables: Mapping[str, str]) -> str:
+    """Put each table between its marks. Raises ValueError for one without marks."""
+    for name, table in tables.items():
+        start, end = f"<!-- study: {name} -->\n", "<!-- end -->"
+        if start not in page:
+            raise ValueError(f"the page has no line {start.strip()!r}")
+        before, rest = page.split(start)
+        page = f"{before}{start}{table}\n{end}{rest.split(end, 1)[1]}"
+    return page
+
+
+def figure(results: Results) -> str:
+    """Fresh examples over those without echo, by factor, as an SVG document."""
+    lines = []
+    for workload, large in LARGE.items():
+        variant = variants(workload)[-1]
+        for batch_size in (None, large):
+            file = f"{workload}-{LONG}" if batch_size else workload
+            chosen = {factor: condition(workload, variant, factor, batch_size=batch_size) for factor in FACTORS}
+            found = {factor: row.ratio for factor, one in chosen.items() if (row := results.rows.get((file, one)))}
+            points = {1.0: 1.0} | {factor: value for factor, value in found.items() if value is not None}
+            name = f"{NAMES[workload]}, {chosen[2].batch_size}"
+            lines.append(Line(name, points))
+    lines += [
+        Line(f"paper: {name}", {1.0: 1.0, **ratios}, is_dashed=True) for name, ratios in PAPERS_FACTORS.items()
+    ]
+    lines.append(Line("ideal, 1 / e", {float(factor): 1 / factor for factor in (1, *FACTORS)}, is_dashed=True))
+    return line_chart("Fresh examples to the target, over those without echo", "uses of each example, e", lines)
