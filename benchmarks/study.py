@@ -4,12 +4,13 @@ Every finished run is a line of results/study/<file>.jsonl and is not made again
 where it stopped, also on another machine that has the files. Only counts matter, so it may run beside other work;
 the seconds of its runs are not used.
 
-    python benchmarks/study.py                  everything, then the tables: about 8 hours of one core
-    python benchmarks/study.py --tables         the tables of what there is
+    python benchmarks/study.py                  everything, then docs/evidence.md: about 8 hours of one core
+    python benchmarks/study.py --tables         the page from the runs that there are
     python benchmarks/study.py --quick          one trial and one seed of two conditions in each workload
 """
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import signal
@@ -20,9 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import prepare_process
-from study_parts import RESULTS, Part, parts, quick
+from study_parts import WORKLOADS, Part, parts, quick
 from study_tables import TABLES, Results, figure, fill, quick_table
 
+from stretto.profile.view import duration
 from stretto.study import Run, Search, Watcher
 from stretto.study.processes import one_thread
 from stretto.study.records import Task
@@ -35,24 +37,32 @@ _POLL_S = 2.0
 class Maker(Watcher):
     """Makes the runs of all parts in their order, beside other processes that do the same."""
 
-    def __init__(self, wanted: Sequence[Part], num_processes: int) -> None:
-        self._wanted = list(wanted)
-        self._num_processes = num_processes
+    def __init__(self, wanted: Sequence[Part]) -> None:
+        self._wanted = wanted
         self._searches: dict[Part, Search] = {}
-        self._part = self._wanted[0]
+        self._part = wanted[0]
+        self._began_s = time.monotonic()
+        self._done_before: int | None = None
 
     def work(self) -> None:
         """Until all runs are made."""
-        while any([not self._is_done(part) for part in self._wanted]):  # noqa: C419  (opens them all)
+        while not all([self._is_done(part) for part in self._wanted]):  # noqa: C419  (opens them all)
+            if self._done_before is None:
+                self._done_before = self._counts()[0]
             if not any(self._take(part) for part in self._wanted):
                 time.sleep(_POLL_S)
 
     def ends(self, task: Task, run: Run) -> None:
         """Print a line."""
+        assert self._done_before is not None
+        done, wanted = self._counts()
+        done += 1  # this one, which the storage has not yet
+        pace_s = (time.monotonic() - self._began_s) / max(1, done - self._done_before)
         found = f"{run.fresh_examples:,} fresh examples" if run.status == "reached" else f"best {run.best}"
+        left = duration(float(f"{pace_s * (wanted - done):.2g}"))
         print(
-            f"[{self._progress()}] {self._part.runs.stem}: {task.condition.title}: {task.key}: {run.status}, "
-            f"{found}, {run.seconds:.0f} s",
+            f"[{done} of {wanted} runs, {left} left] {self._part.runs.stem}: {task.condition.title}: {task.key}: "
+            f"{run.status}, {found}",
             flush=True,
         )
 
@@ -70,39 +80,44 @@ class Maker(Watcher):
         self._part = part
         return self._searches[part].take(self)
 
-    def _progress(self) -> str:
-        all_progress = [search.progress() for search in self._searches.values()]
-        done, wanted = (sum(getattr(one, name) for one in all_progress) for name in ("num_done", "num_wanted"))
-        return f"{done} of {wanted} runs"
+    def _counts(self) -> tuple[int, int]:
+        """Runs that are made, and that are wanted."""
+        done = sum(search.progress().num_done for search in self._searches.values())
+        return done, sum(len(part.conditions) * (part.trials + part.seeds) for part in self._wanted)
 
 
 def main() -> None:
     """Make the runs and the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small table; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="a small table, on the terminal")
     parser.add_argument("--tables", action="store_true", help="make no runs")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="those of --quick (default: all)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at the same time")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="stretto-study-") as temporary:
-        folder = Path(temporary) if arguments.quick else RESULTS
-        wanted = list(quick(folder) if arguments.quick else parts(folder))
+    if not arguments.quick:
+        wanted = list(parts())
         if not arguments.tables:
             _make(wanted, arguments.processes)
         results = Results.load(wanted)
-        if arguments.quick:
-            print(quick_table(results))
-        else:
-            PAGE.write_text(fill(PAGE.read_text(), {name: table(results) for name, table in TABLES.items()}))
-            FIGURE.write_text(figure(results))
-            print(f"wrote {PAGE} and {FIGURE}")
+        PAGE.write_text(fill(PAGE.read_text(), {name: table(results) for name, table in TABLES.items()}))
+        FIGURE.write_text(figure(results))
+        print(f"wrote {PAGE} and {FIGURE}")
+        return
+    workloads = arguments.workloads.split(",")
+    if unknown := set(workloads) - set(WORKLOADS):
+        parser.error(f"--workloads {', '.join(sorted(unknown))}: expected some of {','.join(WORKLOADS)}")
+    with tempfile.TemporaryDirectory(prefix="stretto-study-") as folder:
+        wanted = list(quick(workloads, Path(folder)))
+        _make(wanted, arguments.processes)
+        print(quick_table(Results.load(wanted), workloads))
 
 
 def _make(wanted: Sequence[Part], num_processes: int) -> None:
+    """All runs. Raises SystemExit if a process fails."""
     for workload in dict.fromkeys(part.workload for part in wanted):
-        print(f"data of {workload}", flush=True)
-        _load(workload)
+        importlib.import_module(f"workloads.{workload}").load_data()  # here, where one process fetches it
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_work, args=(wanted, num_processes)) for _ in range(num_processes)]
+    workers = [context.Process(target=_work, args=(wanted,)) for _ in range(num_processes)]
     for worker in workers:
         worker.start()
     try:
@@ -111,20 +126,15 @@ def _make(wanted: Sequence[Part], num_processes: int) -> None:
     finally:
         for worker in workers:
             worker.terminate()
-    if any(worker.exitcode for worker in workers):
-        raise SystemExit(f"processes ended with {[worker.exitcode for worker in workers]}")
+            worker.join()
+    if failed := [worker.exitcode for worker in workers if worker.exitcode]:
+        raise SystemExit(f"{len(failed)} of {num_processes} processes failed, with exit codes {failed}")
 
 
-def _load(workload: str) -> None:
-    import importlib  # noqa: PLC0415
-
-    importlib.import_module(f"workloads.{workload}").load_data()
-
-
-def _work(wanted: Sequence[Part], num_processes: int) -> None:
+def _work(wanted: Sequence[Part]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with one_thread():
-        Maker(wanted, num_processes).work()
+        Maker(wanted).work()
 
 
 if __name__ == "__main__":

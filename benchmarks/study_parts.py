@@ -1,7 +1,7 @@
 """What the study is made of: parts, each with some conditions of one workload, and the file that has their runs."""
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -194,9 +194,9 @@ def buffers(workload: str) -> Sequence[Condition]:
     return [*batches, *(condition(workload, example, 2, buffer=buffer) for buffer in (2, 128))]
 
 
-def quick(folder: Path) -> Iterator[Part]:
+def quick(workloads: Iterable[str], folder: Path) -> Iterator[Part]:
     """The paper's central claim in small: one trial and one seed of two conditions in each workload."""
-    for workload in WORKLOADS:
+    for workload in workloads:
         conditions = (baseline(workload), condition(workload, variants(workload)[-1], 2))
         yield Part(workload=workload, conditions=conditions, trials=1, seeds=1, folder=folder)
 

@@ -120,10 +120,10 @@ def workloads_table(results: Results) -> str:
     return markdown(titles, rows)
 
 
-def quick_table(results: Results) -> str:
+def quick_table(results: Results, workloads: Iterable[str]) -> str:
     """e = 2 beside no echo, one seed."""
     rows = []
-    for workload in WORKLOADS:
+    for workload in workloads:
         variant = variants(workload)[-1]
         paper = PAPERS_RATIOS[KIN[workload]][variant]
         one = condition(workload, variant, 2)
