@@ -217,12 +217,13 @@ def fours_table(results: Results) -> str:
     """Fresh examples at e = 4."""
     rows = []
     for workload in WORKLOADS:
-        cells = [
-            results.ratio(workload, condition(workload, variant, 4)) if variant in variants(workload) else "-"
-            for variant in ("batch", "after", "before")
-        ]
-        rows.append([NAMES[workload], *cells])
-    return markdown(("workload", *(TITLES[variant] for variant in ("batch", "after", "before"))), rows)
+        chosen = [condition(workload, variant, 4) for variant in variants(workload)]
+        if workload in IMAGES:
+            chosen.append(condition(workload, "before", 4, buffer=4))
+        cells = [results.ratio(workload, one) for one in chosen]
+        rows.append([NAMES[workload], *cells, *["-"] * (4 - len(cells))])
+    last = f"{TITLES['before']}, buffer of 4"
+    return markdown(("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), last), rows)
 
 
 def rates_table(results: Results) -> str:
