@@ -13,7 +13,6 @@ import argparse
 import importlib
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -25,8 +24,8 @@ from study_parts import WORKLOADS, Part, parts, quick
 from study_tables import TABLES, Results, figure, fill, quick_table
 
 from stretto.profile.view import duration
-from stretto.study import Run, Search, Watcher
-from stretto.study.processes import one_thread
+from stretto.study import Run, Search
+from stretto.study.processes import Orphan, WithParent, ends_on_terminate, one_thread
 from stretto.study.records import Task
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
@@ -34,7 +33,7 @@ FIGURE = PAGE.with_name("factors.svg")
 _POLL_S = 2.0
 
 
-class Maker(Watcher):
+class Maker(WithParent):
     """Makes the runs of all parts in their order, beside other processes that do the same."""
 
     def __init__(self, wanted: Sequence[Part]) -> None:
@@ -118,23 +117,26 @@ def _make(wanted: Sequence[Part], num_processes: int) -> None:
         importlib.import_module(f"workloads.{workload}").load_data()  # here, where one process fetches it
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_work, args=(wanted,)) for _ in range(num_processes)]
-    for worker in workers:
-        worker.start()
-    try:
+    with ends_on_terminate():
         for worker in workers:
-            worker.join()
-    finally:
-        for worker in workers:
-            worker.terminate()
-            worker.join()
+            worker.start()
+        try:
+            for worker in workers:
+                worker.join()
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.join()
     if failed := [worker.exitcode for worker in workers if worker.exitcode]:
         raise SystemExit(f"{len(failed)} of {num_processes} processes failed, with exit codes {failed}")
 
 
 def _work(wanted: Sequence[Part]) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with one_thread():
-        Maker(wanted).work()
+    try:
+        with one_thread(), ends_on_terminate():
+            Maker(wanted).work()
+    except (KeyboardInterrupt, Orphan):
+        sys.exit("interrupted: the same command goes on")
 
 
 if __name__ == "__main__":

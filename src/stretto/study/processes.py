@@ -102,17 +102,17 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
     raise KeyboardInterrupt
 
 
-class _Orphan(Exception):  # noqa: N818
+class Orphan(Exception):  # noqa: N818
     """The process that started this one is gone."""
 
 
-class _WithParent(Watcher):
+class WithParent(Watcher):
     """Begins no run once the parent has been killed."""
 
     def begins(self, task: Task) -> None:  # noqa: ARG002
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
-            raise _Orphan
+            raise Orphan
 
 
 def _work(job: Job, to_parent: Connection) -> None:
@@ -121,8 +121,8 @@ def _work(job: Job, to_parent: Connection) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with one_thread(), job.search(load_study(job.file)) as search:
-            search.work(_WithParent())
-    except (KeyboardInterrupt, _Orphan):
+            search.work(WithParent())
+    except (KeyboardInterrupt, Orphan):
         sys.exit(0)
     except (ValueError, RuntimeError, OSError) as error:
         to_parent.send(str(error))
