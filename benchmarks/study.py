@@ -123,6 +123,8 @@ def _make(wanted: Sequence[Part], num_processes: int) -> None:
         try:
             for worker in workers:
                 worker.join()
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted: the same command goes on") from None
         finally:
             for worker in workers:
                 worker.terminate()

@@ -110,6 +110,7 @@ class WithParent(Watcher):
     """Begins no run once the parent has been killed."""
 
     def begins(self, task: Task) -> None:  # noqa: ARG002
+        """Raise Orphan if the process that started this one is gone."""
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             raise Orphan
