@@ -153,7 +153,8 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
         for workload in WORKLOADS:
             chosen = [variant for variant in variants(workload) if (variant == "batch") is is_batch]
             conditions = tuple(condition(workload, variant, 4) for variant in reversed(chosen))
-            yield Part(workload=workload, conditions=conditions, to_budget=True, folder=folder)
+            to_budget = not is_batch or workload in LARGE
+            yield Part(workload=workload, conditions=conditions, to_budget=to_budget, folder=folder)
     for workload in IMAGES:
         yield Part(workload=workload, conditions=(condition(workload, "before", 4, buffer=4),), folder=folder)
     for workload in LARGE:
