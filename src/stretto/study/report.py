@@ -51,7 +51,7 @@ def svg(report: Report) -> str:
     longest = max((row.fresh_examples.high for row in report.rows if row.fresh_examples is not None), default=1.0)
     scale = (_WIDTH - _LEFT - _RIGHT) / longest
     bottom = _TOP + _ROW * len(report.rows)
-    title = f"Fresh examples to {report.study.metric} {report.study.target:g}"
+    title = f"Fresh examples to {report.study.goal}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 12}" role="img" '
         f'aria-label="{escape(title)}, by condition">',
@@ -90,8 +90,8 @@ text{font:14px system-ui,sans-serif;fill:#24292f}
 .note{font-size:12px;fill:#57606a}
 .bar{fill:#2f6cbf}
 .range{stroke:#e08a3c;stroke-width:2;fill:none}
-.ideal{stroke:#808080;stroke-width:2;stroke-dasharray:3 3;fill:none}
-@media (prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9da7b1}}
+.ideal{stroke:#24292f;stroke-width:2;stroke-dasharray:3 3;fill:none}
+@media (prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9da7b1}.ideal{stroke:#e6edf3}}
 """
 
 
