@@ -203,9 +203,9 @@ def _span(spread: Spread) -> str:
 def add_lines(report: Report, findings: Findings) -> None:
     """The figures of the tables, with their spreads."""
     report.add("R, as the link was set", findings.reached, "")
-    if (r := findings.in_the_runs) is not None:
+    if (in_the_runs := findings.in_the_runs) is not None:
         low, high = RATIO * (1 - TOLERANCE), RATIO * (1 + TOLERANCE)
-        report.add("R of the runs themselves", r, "", at_least=low, at_most=high)
+        report.add("R of the runs themselves", in_the_runs, "", at_least=low, at_most=high)
     for condition in findings.conditions:
         name, runs = title(condition), findings.runs(condition)
         report.add(f"{name}, seconds", Spread.of([one.seconds for one in runs]), "s")

@@ -270,3 +270,27 @@ def test_a_line_of_the_file_names_study_speeds_and_run(runs: Any, study: Study, 
     assert line["speeds"] == {"t_down_s": 0.02, "t_up_s": 0.12, "rate_bytes_per_s": 1e5}
     assert line["run"]["condition"]["factor"] == "auto"
     assert runs.read_runs(tmp_path / "runs.jsonl", study.fingerprint) == [timed]
+
+
+def test_the_whole_benchmark_continues_from_its_runs_and_writes_figures_and_tables(
+    runs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    main = importlib.import_module("study_store")
+    monkeypatch.setattr(main, "STUDY_RUNS", tmp_path / "none.jsonl")
+    monkeypatch.setattr(main.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["study_store.py", "--rounds", "2", "--out", str(tmp_path / "out.json")])
+    records = []
+    for num_asked in (3 + 2 * len(runs.CONDITIONS), 0):  # to open, two calibrations, and all runs; then nothing
+        store = FakeStore()
+        monkeypatch.setattr(main, "open_slow_store", store.open)
+        main.main()
+        assert len(store.asked) == num_asked
+        records.append(json.loads((tmp_path / "out.json").read_text()))
+    for record in records:
+        figures = {line["what"]: line["median"] for line in record["results"]}
+        assert figures["R, as the link was set"] == pytest.approx(6.1, abs=0.5)
+        assert figures["examples, before augmentation, e = 6, speed-up"] == 1
+        assert figures["e = 6, computed speed-up at R = 2"] == pytest.approx(1 / 3)
+        assert record["table"].count("| examples, before augmentation") == 6
+    assert records[0]["results"] == records[1]["results"]
+    assert len((tmp_path / "out_runs.jsonl").read_text().splitlines()) == 2 * len(runs.CONDITIONS)
