@@ -50,8 +50,8 @@ def measure_t_down(images: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def measure_t_up(dataset: ShardDataset) -> float:
-    """Seconds between fresh batches of the DataLoader with nothing downstream, after its start."""
-    loader: DataLoader[Any] = DataLoader(dataset, BATCH_SIZE, num_workers=NUM_WORKERS, drop_last=True)
+    """Seconds between fresh batches, of the data set's `batch_size`, with nothing downstream, after the start."""
+    loader: DataLoader[Any] = DataLoader(dataset, dataset.batch_size, num_workers=NUM_WORKERS, drop_last=True)
     with interrupts_put_off():
         batches = iter(loader)
     for _ in range(NUM_WORKERS):
