@@ -149,12 +149,12 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
         yield Part(workload=workload, conditions=(baseline(workload),), to_budget=True, folder=folder)
         conditions = tuple(condition(workload, variant, 2) for variant in variants(workload))
         yield Part(workload=workload, conditions=conditions, folder=folder)
-    for is_batch in (False, True):
-        for workload in WORKLOADS:
-            chosen = [variant for variant in variants(workload) if (variant == "batch") is is_batch]
-            conditions = tuple(condition(workload, variant, 4) for variant in reversed(chosen))
-            to_budget = not is_batch or workload in LARGE
-            yield Part(workload=workload, conditions=conditions, to_budget=to_budget, folder=folder)
+    for workload in WORKLOADS:
+        conditions = (condition(workload, variants(workload)[-1], 4),)
+        yield Part(workload=workload, conditions=conditions, to_budget=True, folder=folder)
+    for workload in WORKLOADS:
+        conditions = tuple(condition(workload, variant, 4) for variant in variants(workload)[:-1])
+        yield Part(workload=workload, conditions=conditions, to_budget=workload in LARGE, folder=folder)
     for workload in IMAGES:
         yield Part(workload=workload, conditions=(condition(workload, "before", 4, buffer=4),), folder=folder)
     for workload in LARGE:
