@@ -131,6 +131,14 @@ app(sys.argv[1:])
     assert counts(json.loads(done.stdout)) == counts(whole)
 
 
+def test_repeats_may_end_at_the_target(file: Path) -> None:
+    options = "--variants none --trials 1 --seeds 2 --json -"
+    (short,) = json.loads(stretto_study(file, f"{options} --to-target").stdout)["conditions"]
+    (full,) = json.loads(stretto_study(file, options).stdout)["conditions"]
+    assert (short["num_final"], full["num_final"]) == (0, 2)
+    assert short["fresh_examples"] == full["fresh_examples"]
+
+
 def test_an_interrupted_study_says_how_to_go_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/stretto", "study", "digits_study.py"])
     code = FILE.replace("    torch.manual_seed(seed)\n", "    os.kill(os.getpid(), signal.SIGTERM)\n")

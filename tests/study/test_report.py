@@ -105,6 +105,16 @@ def test_a_target_that_was_never_reached_is_said_with_the_best_value() -> None:
     assert "best value 79, with no echo" in summarise(down, missed).verdict
 
 
+def test_a_final_metric_that_some_seeds_lack_says_of_how_many_it_is() -> None:
+    echoed = outcome(BEFORE, made(BEFORE, 1400, final=86.0), made(BEFORE, 1500), made(BEFORE, 1600, final=86.2))
+    none = outcome(BATCH, made(BATCH, 1400), made(BATCH, 1500))
+    report = summarise(STUDY, [BASE, echoed, none])
+    assert [row.num_final for row in report.rows] == [3, 2, 0]
+    cells = [line.split(" | ")[-1] for line in markdown(report).splitlines()[2:5]]
+    assert cells == ["86.50 (86.40 .. 86.60) |", "86.10 (86.00 .. 86.20); 2 of 3 seeds |", "- |"]
+    assert "at 10,000 fresh" not in markdown(summarise(STUDY, [none]))
+
+
 def test_a_seed_that_missed_the_target_leaves_no_ratio() -> None:
     echoed = outcome(BEFORE, made(BEFORE, 1000), made(BEFORE, 10_000, "missed"))
     report = summarise(STUDY, [BASE, echoed])

@@ -66,6 +66,8 @@ class Search:
         storage: the SQLite file of its state, made if it is not there.
         trials: points of the search space for each condition.
         seeds: repeats of each condition's best.
+        to_budget: let repeats go on behind the target to the study's fixed budget, for the final metric. Those that
+            the storage has from a search without it are made again.
         runs: a file that gets a line for each run. Runs that it has already are not made again.
 
     Raises ValueError if one of the files belongs to something else.
@@ -79,6 +81,7 @@ class Search:
         *,
         trials: int = 3,
         seeds: int = 3,
+        to_budget: bool = True,
         runs: Path | None = None,
     ) -> None:
         check_count("trials", trials)
@@ -87,6 +90,7 @@ class Search:
         self.conditions = tuple(conditions)
         self._num_trials = trials
         self._seeds = range(FIRST_REPEAT_SEED, FIRST_REPEAT_SEED + seeds)
+        self._to_budget = to_budget
         self._runs = runs
         written = [] if runs is None else records.read(runs, study.fingerprint)
         self._storage = Storage(storage, study, self.conditions)
@@ -97,6 +101,9 @@ class Search:
             except ValueError:
                 self.close()
                 raise
+        if to_budget:
+            for condition in self.conditions:
+                self._storage.supersede(condition, True, _stopped_before_budget)
 
     def __enter__(self) -> "Search":
         """Close the storage at the end of the block."""
@@ -123,7 +130,9 @@ class Search:
 
     def retry_crashed(self) -> None:
         """Make the runs that crashed again."""
-        self._storage.supersede_crashed(self.conditions)
+        for condition in self.conditions:
+            for is_repeat in (False, True):
+                self._storage.supersede(condition, is_repeat, lambda made: made.status == "crashed")
 
     def outcome(self, condition: Condition) -> Outcome:
         """What there is of a condition."""
@@ -182,7 +191,7 @@ class Search:
             task.condition,
             point(self.study, task.trial),
             task.seed,
-            to_budget=task.is_repeat,
+            to_budget=task.is_repeat and self._to_budget,
             on_update=lambda fresh_examples, value: watcher.updates(task, fresh_examples, value),
         )
         if self._runs is not None:
@@ -222,6 +231,11 @@ class Search:
         for record in made:
             if record.task not in known:
                 records.append(path, self.study.fingerprint, record)
+
+
+def _stopped_before_budget(repeat: Run) -> bool:
+    """Whether a repeat lacks the final metric for no other reason than that its search did without."""
+    return repeat.final is None and repeat.error is None
 
 
 def _seconds_left(left: list[int], spent: list[list[float]]) -> float | None:

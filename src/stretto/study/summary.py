@@ -50,7 +50,9 @@ class Row:
     ideal: float | None
     """1 / e."""
     final: Spread | None
-    """The metric at the fixed budget of fresh examples."""
+    """The metric at the fixed budget of fresh examples, of the repeats that went on to it."""
+    num_final: int
+    """How many repeats did."""
     best_value: float | None
     """The best metric value of all runs."""
     au_percent: Spread | None
@@ -110,6 +112,7 @@ def _row(study: Study, outcome: Outcome, title: str, means: Mapping[Condition, f
     values = [run.best for run in (*outcome.trials, *repeats) if run.best is not None]
     params = None if outcome.best is None else outcome.trials[outcome.best].params
     baseline = Condition.baseline(condition.batch_size)
+    finals = [run.final for run in repeats if run.final is not None]
     has_ratio = condition != baseline and condition in means and baseline in means
     return Row(
         condition=condition,
@@ -122,7 +125,8 @@ def _row(study: Study, outcome: Outcome, title: str, means: Mapping[Condition, f
         seconds=Spread.of([run.seconds for run in reached]),
         ratio=means[condition] / means[baseline] if has_ratio else None,
         ideal=None if condition.factor == "auto" else 1 / condition.factor,
-        final=Spread.of([run.final for run in repeats if run.final is not None]),
+        final=Spread.of(finals),
+        num_final=len(finals),
         best_value=(max if study.higher_is_better else min)(values) if values else None,
         au_percent=Spread.of([run.au_percent for run in repeats]),
         warnings=_warnings(study, outcome, params),
