@@ -186,7 +186,7 @@ app(sys.argv[1:])
         ({"target=80": "target=float('nan')"}, "", "digits_study.py fails: ValueError: target=nan"),
         ({}, "--factors 2,many", '--factors 2,many: expected numbers > 1 or "auto"'),
         ({}, "--factors 1", 'factor=1 with variant "batch": that is no echo'),
-        ({}, "--variants none,behind", "variant 'behind': expected one of none, batch, after, before"),
+        ({}, "--variants none,behind", "variant 'behind': expected one of none, batch, after, before, workers"),
         ({}, "--buffers 8,big", "--buffers 8,big: expected integers >= 1"),
         ({}, "--batch-sizes 0", "batch_size=0: expected an integer >= 1"),
         ({}, "--storage absent/s.db", "absent/s.db: there is no folder"),

@@ -15,7 +15,7 @@ from stretto.study.processes import Job
 from stretto.study.records import Task
 from stretto.study.storage import objective
 from tests.forked import python
-from tests.study.toys import BASELINE, BEFORE, augment, learn, loader_of, make_study
+from tests.study.toys import BASELINE, BEFORE, WORKERS, augment, learn, loader_of, make_study
 
 CONDITIONS = (BASELINE, BEFORE)
 
@@ -256,6 +256,28 @@ def test_crashed_and_short_runs_are_both_made_again(whole: tuple[list[Outcome], 
     made, seen = searched(make_study(), storage, [BEFORE])
     assert len(seen.begun) == 2
     assert timeless(made) == timeless(whole[0][1:])
+
+
+def test_a_search_echoes_in_the_workers_too(
+    whole: tuple[list[Outcome], Seen], folder: Path, tmp_path: Path
+) -> None:
+    """In a storage that has other variants' runs, which stay."""
+    storage = Path(shutil.copy(folder / "s.db", tmp_path))
+    outcomes, seen = searched(make_study(), storage, [*CONDITIONS, WORKERS])
+    assert outcomes[:2] == whole[0]
+    assert {condition for condition, _ in seen.begun} == {WORKERS}
+    assert outcomes[2].is_done
+    assert all(run.status == "reached" and run.final is not None for run in outcomes[2].repeats)
+    assert timeless(outcomes[2:]) == timeless(searched(make_study(), tmp_path / "other.db", [WORKERS])[0])
+
+
+def test_a_training_without_a_data_loader_ends_a_study_of_the_workers(tmp_path: Path) -> None:
+    def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[float]:
+        for _ in make_loader(list(loader_of(settings.batch_size)), augment):
+            yield 1.0
+
+    with pytest.raises(TrainError, match='variant "workers" got a list'):
+        searched(make_study(train), tmp_path / "s.db", [WORKERS])
 
 
 def test_a_training_function_that_cannot_count_ends_the_study_and_can_be_repaired(tmp_path: Path) -> None:

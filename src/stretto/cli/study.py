@@ -32,7 +32,11 @@ def study(
         Path, typer.Argument(metavar="FILE.py", help="Defines study = stretto.study.Study(train, ...).")
     ],
     variants: Annotated[
-        str | None, typer.Option(help="Insertion points: none,batch,after,before. Default: all that there are.")
+        str | None,
+        typer.Option(
+            help="Insertion points: none,batch,after,before, and workers, which needs a torch DataLoader. Default: "
+            "all but workers."
+        ),
     ] = None,
     factors: Annotated[str, typer.Option(help='Uses of each example: numbers, or "auto".')] = "2,4",
     buffers: Annotated[str | None, typer.Option(help="Buffers, in batches. Default: the study's.")] = None,

@@ -101,7 +101,7 @@ def summarise(study: Study, outcomes: Sequence[Outcome]) -> Report:
         study=study,
         verdict=_verdict(study, rows, outcomes),
         rows=rows,
-        next_step=_next_step(rows),
+        next_step=_next_step(study, rows),
         outcomes=tuple(outcomes),
     )
 
@@ -197,7 +197,7 @@ def _verdict(study: Study, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> 
     return f"No condition clearly needs fewer fresh examples to {target} than no echo: the seeds' ranges overlap."
 
 
-def _next_step(rows: Sequence[Row]) -> str:
+def _next_step(study: Study, rows: Sequence[Row]) -> str:
     if all(row.fresh_examples is None for row in rows):
         return "Next: another target, a larger max_fresh_examples or wider ranges, with another --storage."
     if any("is at the" in warning for row in rows for warning in row.warnings):
@@ -215,10 +215,12 @@ def _next_step(rows: Sequence[Row]) -> str:
     factor = '"auto"' if condition.factor == "auto" else f"{condition.factor:g}"
     if condition.variant == "batch":
         return f'Next: stretto.echo(loader, {factor}, unit="batch", buffer={condition.buffer_batches})'
-    augment = ", augment=augment" * (condition.variant == "before")
-    return (
-        f"Next: stretto.echo(loader, {factor}, buffer={condition.buffer_batches * condition.batch_size}{augment})"
-    )
+    buffer = f"buffer={condition.buffer_batches * condition.batch_size}"
+    augment = ", augment=augment" * (study.has_augment and condition.variant in ("before", "workers"))
+    if condition.variant == "workers":
+        arguments = f"dataset, {condition.batch_size}, ..., factor={factor}, {buffer}{augment}"
+        return f"Next: stretto.EchoDataLoader({arguments})"
+    return f"Next: stretto.echo(loader, {factor}, {buffer}{augment})"
 
 
 def _baseline_of(row: Row, rows: Sequence[Row]) -> Row:
