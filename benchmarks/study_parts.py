@@ -164,6 +164,9 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
     for workload in LARGE:
         conditions = tuple(condition(workload, variants(workload)[-1], factor) for factor in FACTORS[2:])
         yield Part(workload=workload, conditions=conditions, folder=folder)
+    for workload in IMAGES[:2]:
+        conditions = tuple(condition(workload, "workers", factor) for factor in FACTORS[:2])
+        yield Part(workload=workload, conditions=conditions, folder=folder)
     for workload in LARGE:
         conditions = (condition(workload, variants(workload)[-1], "auto"),)
         yield Part(workload=workload, conditions=conditions, change=LOAD, to_budget=True, folder=folder)

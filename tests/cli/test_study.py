@@ -131,6 +131,14 @@ app(sys.argv[1:])
     assert counts(json.loads(done.stdout)) == counts(whole)
 
 
+def test_repeats_may_end_at_the_target(file: Path) -> None:
+    options = "--variants none --trials 1 --seeds 2 --json -"
+    (short,) = json.loads(stretto_study(file, f"{options} --to-target").stdout)["conditions"]
+    (full,) = json.loads(stretto_study(file, options).stdout)["conditions"]
+    assert (short["num_final"], full["num_final"]) == (0, 2)
+    assert short["fresh_examples"] == full["fresh_examples"]
+
+
 def test_an_interrupted_study_says_how_to_go_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/stretto", "study", "digits_study.py"])
     code = FILE.replace("    torch.manual_seed(seed)\n", "    os.kill(os.getpid(), signal.SIGTERM)\n")
@@ -178,7 +186,7 @@ app(sys.argv[1:])
         ({"target=80": "target=float('nan')"}, "", "digits_study.py fails: ValueError: target=nan"),
         ({}, "--factors 2,many", '--factors 2,many: expected numbers > 1 or "auto"'),
         ({}, "--factors 1", 'factor=1 with variant "batch": that is no echo'),
-        ({}, "--variants none,behind", "variant 'behind': expected one of none, batch, after, before"),
+        ({}, "--variants none,behind", "variant 'behind': expected one of none, batch, after, before, workers"),
         ({}, "--buffers 8,big", "--buffers 8,big: expected integers >= 1"),
         ({}, "--batch-sizes 0", "batch_size=0: expected an integer >= 1"),
         ({}, "--storage absent/s.db", "absent/s.db: there is no folder"),

@@ -25,8 +25,18 @@ def test_the_plan_begins_with_the_baseline_of_each_batch_size() -> None:
 def test_without_an_augmentation_nothing_is_echoed_before_it() -> None:
     study = make_study(has_augment=False)
     assert [condition.variant for condition in plan(study, [2])] == ["none", "batch", "after"]
+    assert [condition.variant for condition in plan(study, [2], ["none", "workers"])] == ["none", "workers"]
     with pytest.raises(ValueError, match='variant "before" needs an augmentation'):
         plan(study, [2], ["none", "before"])
+
+
+def test_the_workers_echo_only_where_that_is_asked_for() -> None:
+    assert [condition.variant for condition in plan(make_study(), [2])] == ["none", "batch", "after", "before"]
+    (found,) = plan(make_study(), [2], ["workers"])
+    assert (found.key, found.title) == (
+        "workers e2 buffer4 b4",
+        "examples, in the workers, e = 2, buffer 4, batch 4",
+    )
 
 
 def test_a_condition_that_is_named_twice_is_made_once() -> None:
@@ -41,7 +51,7 @@ def test_a_title_says_all() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("behind", 2.0, 4, 4), "variant 'behind': expected one of none, batch, after, before"),
+        (("behind", 2.0, 4, 4), "variant 'behind': expected one of none, batch, after, before, workers"),
         (("before", 0.5, 4, 4), "factor=0.5: expected a finite number >= 1"),
         (("before", 1, 4, 4), 'factor=1 with variant "before": that is no echo'),
         (("none", 2, 4, 4), 'variant "none" with factor=2.0, buffer_batches=4: expected 1 and 1'),

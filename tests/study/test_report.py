@@ -8,7 +8,7 @@ from rich.console import Console
 from stretto.study import Condition, Outcome, Run
 from stretto.study.report import markdown, svg, tables, warnings
 from stretto.study.summary import Report, summarise
-from tests.study.toys import BASELINE, BATCH, BEFORE, make_study
+from tests.study.toys import BASELINE, BATCH, BEFORE, WORKERS, make_study
 
 STUDY = make_study(metric="test accuracy, %", target=85, max_fresh_examples=10_000, lr=(0.01, 1.0))
 
@@ -103,6 +103,24 @@ def test_a_target_that_was_never_reached_is_said_with_the_best_value() -> None:
     assert report.next_step.startswith("Next: another target, a larger max_fresh_examples")
     down = make_study(higher_is_better=False, target=85, metric="loss")
     assert "best value 79, with no echo" in summarise(down, missed).verdict
+
+
+def test_an_echo_in_the_workers_has_a_next_step_of_its_own() -> None:
+    best = with_final(WORKERS, 1400, 1500)
+    step = "Next: stretto.EchoDataLoader(dataset, 4, ..., factor=4, buffer=16{})"
+    assert summarise(STUDY, [BASE, best]).next_step == step.format(", augment=augment")
+    plain = make_study(metric="test accuracy, %", has_augment=False)
+    assert summarise(plain, [BASE, best]).next_step == step.format("")
+
+
+def test_a_final_metric_that_some_seeds_lack_says_of_how_many_it_is() -> None:
+    echoed = outcome(BEFORE, made(BEFORE, 1400, final=86.0), made(BEFORE, 1500), made(BEFORE, 1600, final=86.2))
+    none = outcome(BATCH, made(BATCH, 1400), made(BATCH, 1500))
+    report = summarise(STUDY, [BASE, echoed, none])
+    assert [row.num_final for row in report.rows] == [3, 2, 0]
+    cells = [line.split(" | ")[-1] for line in markdown(report).splitlines()[2:5]]
+    assert cells == ["86.50 (86.40 .. 86.60) |", "86.10 (86.00 .. 86.20); 2 of 3 seeds |", "- |"]
+    assert "at 10,000 fresh" not in markdown(summarise(STUDY, [none]))
 
 
 def test_a_seed_that_missed_the_target_leaves_no_ratio() -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from stretto.study import Condition, MakeLoader, Outcome, Run, Search, Settings, Study, TrainError, Watcher
 from stretto.study.points import point
+from stretto.study.processes import Job
 from stretto.study.records import Task
 from stretto.study.storage import objective
 from tests.forked import python
-from tests.study.toys import BASELINE, BEFORE, augment, learn, loader_of, make_study
+from tests.study.toys import BASELINE, BEFORE, WORKERS, augment, learn, loader_of, make_study
 
 CONDITIONS = (BASELINE, BEFORE)
 
@@ -205,6 +206,78 @@ def test_crashed_runs_are_made_again_where_that_is_asked_for(
     # The file has both; what came later counts.
     elsewhere, seen = searched(make_study(), tmp_path / "other.db", [BEFORE], runs=runs)
     assert (elsewhere, seen.begun) == (made, [])
+
+
+def test_repeats_that_ended_at_the_target_are_made_again_for_the_final_metric(
+    whole: tuple[list[Outcome], Seen], tmp_path: Path
+) -> None:
+    storage, runs = tmp_path / "s.db", tmp_path / "runs.jsonl"
+    short, _ = searched(make_study(), storage, runs=runs, to_budget=False)
+    for outcome, other in zip(short, whole[0], strict=True):
+        assert timeless([outcome])[0] == timeless([other])[0]
+        for repeat, longer in zip(outcome.repeats, other.repeats, strict=True):
+            assert (repeat.fresh_examples, repeat.final) == (longer.fresh_examples, None)
+    assert searched(make_study(), storage, runs=runs, to_budget=False)[1].begun == []
+    full, seen = searched(make_study(), storage, runs=runs)
+    assert [key.partition(", ")[2] for _, key in seen.begun] == 2 * ["seed 100", "seed 101"]
+    assert timeless(full) == timeless(whole[0])
+    # They serve both kinds of search from now on, here and elsewhere.
+    for options in ({}, {"to_budget": False}, {"to_budget": False, "storage": tmp_path / "other.db"}):
+        again, seen = searched(make_study(), **{"storage": storage, "runs": runs, **options})
+        assert (again, seen.begun) == (full, [])
+
+
+def test_each_process_of_a_job_ends_its_repeats_where_the_job_says(tmp_path: Path) -> None:
+    job = Job(tmp_path / "study.py", (BASELINE,), tmp_path / "s.db", trials=1, seeds=1, to_budget=False, runs=None)
+    with job.search(make_study()) as search:
+        search.work(Watcher())
+        (repeat,) = search.outcomes()[0].repeats
+    assert (repeat.status, repeat.final) == ("reached", None)
+
+
+def test_a_repeat_that_failed_behind_the_target_is_not_made_again(tmp_path: Path) -> None:
+    def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[float]:
+        for update, _ in enumerate(make_loader(loader_of(settings.batch_size), augment)):
+            yield 1 / 0 if seed and update > 30 else update / 20
+
+    (outcome,), _ = searched(make_study(train), tmp_path / "s.db", [BASELINE])
+    assert all(repeat.status == "reached" and repeat.error for repeat in outcome.repeats)
+    assert searched(make_study(train), tmp_path / "s.db", [BASELINE])[1].begun == []
+
+
+def test_crashed_and_short_runs_are_both_made_again(whole: tuple[list[Outcome], Seen], tmp_path: Path) -> None:
+    """A list of runs to make again does not undo the list before it."""
+    storage = tmp_path / "s.db"
+    broken = make_study(failing(lambda settings, seed: seed == 101, divide))
+    searched(broken, storage, [BEFORE], to_budget=False)
+    with Search(make_study(), [BEFORE], storage, trials=2, seeds=2, to_budget=False) as search:
+        search.retry_crashed()
+        search.work(Watcher())
+    made, seen = searched(make_study(), storage, [BEFORE])
+    assert len(seen.begun) == 2
+    assert timeless(made) == timeless(whole[0][1:])
+
+
+def test_a_search_echoes_in_the_workers_too(
+    whole: tuple[list[Outcome], Seen], folder: Path, tmp_path: Path
+) -> None:
+    """In a storage that has other variants' runs, which stay."""
+    storage = Path(shutil.copy(folder / "s.db", tmp_path))
+    outcomes, seen = searched(make_study(), storage, [*CONDITIONS, WORKERS])
+    assert outcomes[:2] == whole[0]
+    assert {condition for condition, _ in seen.begun} == {WORKERS}
+    assert outcomes[2].is_done
+    assert all(run.status == "reached" and run.final is not None for run in outcomes[2].repeats)
+    assert timeless(outcomes[2:]) == timeless(searched(make_study(), tmp_path / "other.db", [WORKERS])[0])
+
+
+def test_a_training_without_a_data_loader_ends_a_study_of_the_workers(tmp_path: Path) -> None:
+    def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[float]:
+        for _ in make_loader(list(loader_of(settings.batch_size)), augment):
+            yield 1.0
+
+    with pytest.raises(TrainError, match='variant "workers" got a list'):
+        searched(make_study(train), tmp_path / "s.db", [WORKERS])
 
 
 def test_a_training_function_that_cannot_count_ends_the_study_and_can_be_repaired(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ BASELINE = Condition.baseline(BATCH_SIZE)
 BEFORE = Condition("before", 4.0, 4, BATCH_SIZE)
 AFTER = Condition("after", 2.0, 4, BATCH_SIZE)
 BATCH = Condition("batch", 2.0, 4, BATCH_SIZE)
+WORKERS = Condition("workers", 4.0, 4, BATCH_SIZE)
 PARAMS = {"lr": 0.1, "decay": 0.5}
 
 

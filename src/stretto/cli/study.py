@@ -32,13 +32,21 @@ def study(
         Path, typer.Argument(metavar="FILE.py", help="Defines study = stretto.study.Study(train, ...).")
     ],
     variants: Annotated[
-        str | None, typer.Option(help="Insertion points: none,batch,after,before. Default: all that there are.")
+        str | None,
+        typer.Option(
+            help="Insertion points: none,batch,after,before, and workers, which needs a torch DataLoader. Default: "
+            "all but workers."
+        ),
     ] = None,
     factors: Annotated[str, typer.Option(help='Uses of each example: numbers, or "auto".')] = "2,4",
     buffers: Annotated[str | None, typer.Option(help="Buffers, in batches. Default: the study's.")] = None,
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes. Default: the study's.")] = None,
     trials: Annotated[int, typer.Option(min=1, help="Settings tried in each condition.")] = 3,
     seeds: Annotated[int, typer.Option(min=1, help="Repeats of each condition's best.")] = 3,
+    to_target: Annotated[
+        bool,
+        typer.Option("--to-target", help="Repeats end at the target: quicker, without the final metric."),
+    ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     storage: Annotated[
         Path | None, typer.Option(help="The study's state, an SQLite file. Default: FILE.study.db beside the file.")
@@ -86,7 +94,7 @@ def study(
                 _counts("--batch-sizes", batch_sizes),
             )
             storage = file.with_suffix(".study.db") if storage is None else storage
-            job = Job(file, tuple(conditions), storage, trials, seeds, runs)
+            job = Job(file, tuple(conditions), storage, trials, seeds, not to_target, runs)
             with job.search(found) as search:
                 if retry_crashed:
                     search.retry_crashed()

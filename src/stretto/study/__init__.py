@@ -8,6 +8,7 @@ number of trials, and its best is repeated with fresh seeds.
     conditions.py  Condition, plan: what is compared
     settings.py    Settings: what a training function gets, with the learning rate of every update
     loader.py      make_loader: the echo of a condition around the user's batches, counted
+    in_workers.py  the same in the worker processes of the user's DataLoader
     run.py         Run, run: one training, to the target or to the end of its budget
     points.py      which settings a trial has
     records.py     finished runs as lines of JSON

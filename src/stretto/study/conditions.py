@@ -7,14 +7,16 @@ from typing import Literal, get_args
 from stretto.echo.factor import Factor, check_factor
 from stretto.study.study import Study, check_count
 
-Variant = Literal["none", "batch", "after", "before"]
+Variant = Literal["none", "batch", "after", "before", "workers"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 TITLES: dict[Variant, str] = {
     "none": "no echo",
     "batch": "batch echoing",
     "after": "examples, after augmentation",
     "before": "examples, before augmentation",
+    "workers": "examples, in the workers",
 }
+_OPTIONAL: Variant = "workers"  # it needs a DataLoader, which not every training has
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,16 @@ def plan(
     Args:
         study: what is trained.
         factors: numbers > 1, or "auto".
-        variants: of VARIANTS; default: all that the study has, so "before" only with an augmentation.
+        variants: of VARIANTS; default: all that the study has, so "before" only with an augmentation, but without
+            "workers", which needs a torch DataLoader over a map-style data set.
         buffers: in batches; default: the study's.
         batch_sizes: default: the study's.
 
     Raises TypeError or ValueError for what cannot work.
     """
-    possible = VARIANTS if study.has_augment else VARIANTS[:-1]
-    variants = possible if variants is None else variants
+    possible = [variant for variant in VARIANTS if study.has_augment or variant != "before"]
+    if variants is None:
+        variants = [variant for variant in possible if variant != _OPTIONAL]
     for variant in variants:
         if variant not in VARIANTS:
             raise ValueError(f"variant {variant!r}: expected one of {', '.join(VARIANTS)}")

@@ -2,23 +2,22 @@
 
 batch, after:  fresh -> augment -> echo -> step        none: the same with every batch used once
 before:        fresh -> echo -> augment -> step
+workers:       the same, example by example in the workers of `fresh`; see in_workers.py
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from stretto.echo.keyed import derive_key
-from stretto.echo.loader import EchoLoader, echo
+from stretto.echo.loader import echo
 from stretto.echo.stats import EchoStats
 from stretto.study.conditions import Condition
+from stretto.study.in_workers import Augment, InWorkers
 from stretto.study.study import TrainError
 from stretto.tree import flatten
-
-Augment = Callable[[Any, torch.Generator], Any]
-"""augment(batch, generator) -> batch: a new batch, its random numbers from the generator."""
 
 _AUGMENT = 0x5D7  # the purpose of the stream that keys augmentations
 _ENDLESS = 2**40  # updates in an epoch: passes run on, and no run sees its end
@@ -28,22 +27,25 @@ _FORWARDED = ("batch_sampler", "dataset", "num_workers", "sampler", "set_epoch")
 class MakeLoader:
     """Called once by a training function: `make_loader(fresh, augment)` yields batches without end.
 
-    `fresh` is a re-iterable of the batches before augmentation, of `condition.batch_size` examples each.
+    `fresh` is a re-iterable of the batches before augmentation, of `condition.batch_size` examples each; for the
+    variant "workers" a torch DataLoader over a map-style data set.
     """
 
     def __init__(self, condition: Condition, seed: int, *, has_augment: bool = True) -> None:
         self._condition = condition
         self._seed = seed
         self._has_augment = has_augment
-        self._echoed: EchoLoader | None = None
-        self._counted: _Counted | None = None
+        self._fed: _Echoed | InWorkers | None = None
         self.began_s: float | None = None
         """When it was called, as time.perf_counter tells."""
 
     def __call__(self, fresh: Iterable[Any], augment: Augment | None = None) -> Iterator[Any]:
-        """Batches for the updates. Raises TrainError if called twice, or if `augment` is not as the study says."""
-        condition, seed = self._condition, self._seed
-        if self._echoed is not None:
+        """Batches for the updates.
+
+        Raises TrainError if called twice, if `augment` is not as the study says, or for "workers" if `fresh` is
+        not what that needs.
+        """
+        if self._fed is not None:
             raise TrainError(
                 "make_loader was called twice in one run: it is for the training data only; iterate a loader of "
                 "test data as it is"
@@ -54,13 +56,48 @@ class MakeLoader:
                 f"make_loader got {found}, but the study says has_augment={self._has_augment}: expected them to "
                 "agree"
             )
+        feed = InWorkers if self._condition.variant == "workers" else _Echoed
+        self._fed = feed(fresh, self._condition, self._seed, augment)
+        self.began_s = time.perf_counter()
+        return iter(self._fed)
+
+    @property
+    def was_called(self) -> bool:
+        """Whether there is a loader."""
+        return self._fed is not None
+
+    @property
+    def fresh_examples(self) -> int:
+        """Examples read for the updates so far."""
+        return 0 if self._fed is None else self._fed.fresh_examples
+
+    def stats(self) -> EchoStats:
+        """Of the echo."""
+        assert self._fed is not None
+        return self._fed.stats()
+
+    def close(self) -> None:
+        """End the loader's thread or its workers."""
+        if self._fed is not None:
+            self._fed.close()
+
+
+def make_loader(condition: Condition, seed: int, *, has_augment: bool = True) -> MakeLoader:
+    """What a training function gets for a run with this condition and seed."""
+    return MakeLoader(condition, seed, has_augment=has_augment)
+
+
+class _Echoed:
+    """The echo of all other variants: an EchoLoader around the batches."""
+
+    def __init__(self, fresh: Iterable[Any], condition: Condition, seed: int, augment: Augment | None) -> None:
         generator = torch.Generator().manual_seed(derive_key(seed, _AUGMENT))
         ahead, behind = augment, None
         if augment is not None and condition.variant == "before":
             ahead, behind = None, lambda batch: augment(batch, generator)
         self._counted = _Counted(fresh, condition.batch_size, ahead, generator)
         unit, rows = ("batch", 1) if condition.variant in ("none", "batch") else ("example", condition.batch_size)
-        self._echoed = echo(
+        self._loader = echo(
             self._counted,
             condition.factor,
             unit=unit,  # type: ignore[arg-type]
@@ -69,36 +106,23 @@ class MakeLoader:
             updates_per_epoch=_ENDLESS,
             seed=seed,
         )
-        self.began_s = time.perf_counter()
-        return iter(self._echoed)
 
-    @property
-    def was_called(self) -> bool:
-        """Whether there is a loader."""
-        return self._echoed is not None
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
 
     @property
     def fresh_examples(self) -> int:
         """Examples admitted so far."""
-        if self._echoed is None or self._counted is None:
-            return 0
-        num_batches = self._echoed.stats().fresh_batches
+        num_batches = self._loader.stats().fresh_batches
         return self._counted.rows_of[num_batches - 1] if num_batches else 0
 
     def stats(self) -> EchoStats:
         """Of the echo."""
-        assert self._echoed is not None
-        return self._echoed.stats()
+        return self._loader.stats()
 
     def close(self) -> None:
         """End the loader's thread."""
-        if self._echoed is not None:
-            self._echoed.close()
-
-
-def make_loader(condition: Condition, seed: int, *, has_augment: bool = True) -> MakeLoader:
-    """What a training function gets for a run with this condition and seed."""
-    return MakeLoader(condition, seed, has_augment=has_augment)
+        self._loader.close()
 
 
 class _Counted:

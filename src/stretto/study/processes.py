@@ -34,11 +34,20 @@ class Job:
     storage: Path
     trials: int
     seeds: int
+    to_budget: bool
     runs: Path | None
 
     def search(self, study: Study) -> Search:
         """The runs of the file's study. Raises what `Search` raises."""
-        return Search(study, self.conditions, self.storage, trials=self.trials, seeds=self.seeds, runs=self.runs)
+        return Search(
+            study,
+            self.conditions,
+            self.storage,
+            trials=self.trials,
+            seeds=self.seeds,
+            to_budget=self.to_budget,
+            runs=self.runs,
+        )
 
 
 def work_together(job: Job, search: Search, num_processes: int, on_progress: Callable[[Progress], None]) -> None:

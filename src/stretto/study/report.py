@@ -117,16 +117,17 @@ def _results(report: Report) -> list[list[str]]:
         if row.fresh_examples is None:
             cells = [row.title, _missed(row), "-", _number(row.ideal), "-", "-"]
         else:
-            part = f"; {row.repeats['reached']} of {sum(row.repeats.values())} seeds"
             cells = [
                 row.title,
-                _spread(row.fresh_examples) + part * (row.repeats["reached"] < sum(row.repeats.values())),
+                _spread(row.fresh_examples) + _part(row.repeats["reached"], row),
                 "1" if row.condition.variant == "none" else _number(row.ratio),
                 _number(row.ideal),
                 _spread(row.updates),
                 _spread(row.seconds, decimals=1),
             ]
-        rows.append(cells + [_spread(row.final, decimals=_decimals(report.rows))] * has_final)
+        if has_final:
+            cells.append(_spread(row.final, decimals=_decimals(report.rows)) + _part(row.num_final, row))
+        rows.append(cells)
     return [titles, *rows]
 
 
@@ -164,6 +165,12 @@ def _decimals(rows: Sequence[Row]) -> int:
     """As many as tell the final values to four digits."""
     largest = max((abs(row.final.high) for row in rows if row.final is not None), default=1.0)
     return 1 if largest == 0 else max(0, 3 - math.floor(math.log10(largest)))
+
+
+def _part(num_seeds: int, row: Row) -> str:
+    """Of how many seeds a value is, unless it is of none or all."""
+    num_repeats = sum(row.repeats.values())
+    return f"; {num_seeds} of {num_repeats} seeds" if 0 < num_seeds < num_repeats else ""
 
 
 def _number(value: float | None) -> str:

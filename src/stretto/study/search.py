@@ -66,8 +66,9 @@ class Search:
         storage: the SQLite file of its state, made if it is not there.
         trials: points of the search space for each condition.
         seeds: repeats of each condition's best.
+        to_budget: let repeats go on behind the target to the study's fixed budget, for the final metric. Those that
+            the storage has from a search without it are made again.
         runs: a file that gets a line for each run. Runs that it has already are not made again.
-        to_budget: repeats go on behind the target to the study's fixed budget, for the final metric.
 
     Raises ValueError if one of the files belongs to something else.
     """
@@ -80,8 +81,8 @@ class Search:
         *,
         trials: int = 3,
         seeds: int = 3,
-        runs: Path | None = None,
         to_budget: bool = True,
+        runs: Path | None = None,
     ) -> None:
         check_count("trials", trials)
         check_count("seeds", seeds)
@@ -89,8 +90,8 @@ class Search:
         self.conditions = tuple(conditions)
         self._num_trials = trials
         self._num_seeds = seeds
-        self._runs = runs
         self._to_budget = to_budget
+        self._runs = runs
         written = [] if runs is None else records.read(runs, study.fingerprint)
         self._storage = Storage(storage, study, self.conditions)
         self._done: dict[Condition, Outcome] = {}
@@ -100,6 +101,9 @@ class Search:
             except ValueError:
                 self.close()
                 raise
+        if to_budget:
+            for condition in self.conditions:
+                self._storage.supersede(condition, True, _stopped_before_budget)
 
     def __enter__(self) -> "Search":
         """Close the storage at the end of the block."""
@@ -134,7 +138,9 @@ class Search:
 
     def retry_crashed(self) -> None:
         """Make the runs that crashed again."""
-        self._storage.supersede_crashed(self.conditions)
+        for condition in self.conditions:
+            for is_repeat in (False, True):
+                self._storage.supersede(condition, is_repeat, lambda made: made.status == "crashed")
 
     def outcome(self, condition: Condition) -> Outcome:
         """What there is of a condition."""
@@ -257,6 +263,11 @@ def _best(study: Study, trials: list[Run]) -> int | None:
     values = [objective(study, made) for made in trials]
     best = values.index(min(values))
     return best if trials[best].status in ("reached", "missed") else None
+
+
+def _stopped_before_budget(repeat: Run) -> bool:
+    """Whether a repeat lacks the final metric for no other reason than that its search did without."""
+    return repeat.final is None and repeat.error is None
 
 
 def _seconds_left(left: list[int], spent: list[list[float]]) -> float | None:

@@ -164,18 +164,17 @@ class Storage:
                 raise
         return True
 
-    def supersede_crashed(self, conditions: Iterable[Condition]) -> None:
-        """Let the runs that crashed be made again."""
-        for condition in conditions:
-            for is_repeat in (False, True):
-                study = self._studies[condition.key, is_repeat]
-                crashed = [
-                    trial.number
-                    for trial in self._trials(condition, is_repeat)
-                    if trial.user_attrs.get("run", {}).get("status") == "crashed"
-                ]
-                if crashed:
-                    study.set_user_attr("superseded", crashed)
+    def supersede(self, condition: Condition, is_repeat: bool, is_outdated: Callable[[Run], bool]) -> None:
+        """Let the runs of which `is_outdated` is true be made again."""
+        before = self._superseded(condition, is_repeat)
+        outdated = [
+            trial.number
+            for trial in self._trials(condition, is_repeat)
+            if "run" in trial.user_attrs and is_outdated(Run.from_plain(trial.user_attrs["run"]))
+        ]
+        if not set(outdated) <= set(before):
+            superseded = sorted({*before, *outdated})
+            self._studies[condition.key, is_repeat].set_user_attr("superseded", superseded)
 
     def _open(self) -> "optuna.storages.RDBStorage":
         for opening in range(1, _OPENINGS + 1):

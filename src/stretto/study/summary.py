@@ -50,7 +50,9 @@ class Row:
     ideal: float | None
     """1 / e."""
     final: Spread | None
-    """The metric at the fixed budget of fresh examples."""
+    """The metric at the fixed budget of fresh examples, of the repeats that went on to it."""
+    num_final: int
+    """How many repeats did."""
     best_value: float | None
     """The best metric value of all runs."""
     au_percent: Spread | None
@@ -99,7 +101,7 @@ def summarise(study: Study, outcomes: Sequence[Outcome]) -> Report:
         study=study,
         verdict=_verdict(study, rows, outcomes),
         rows=rows,
-        next_step=_next_step(rows),
+        next_step=_next_step(study, rows),
         outcomes=tuple(outcomes),
     )
 
@@ -110,6 +112,7 @@ def _row(study: Study, outcome: Outcome, title: str, means: Mapping[Condition, f
     values = [run.best for run in (*outcome.trials, *repeats) if run.best is not None]
     params = None if outcome.best is None else outcome.trials[outcome.best].params
     baseline = Condition.baseline(condition.batch_size)
+    finals = [run.final for run in repeats if run.final is not None]
     has_ratio = condition != baseline and condition in means and baseline in means
     return Row(
         condition=condition,
@@ -122,7 +125,8 @@ def _row(study: Study, outcome: Outcome, title: str, means: Mapping[Condition, f
         seconds=Spread.of([run.seconds for run in reached]),
         ratio=means[condition] / means[baseline] if has_ratio else None,
         ideal=None if condition.factor == "auto" else 1 / condition.factor,
-        final=Spread.of([run.final for run in repeats if run.final is not None]),
+        final=Spread.of(finals),
+        num_final=len(finals),
         best_value=(max if study.higher_is_better else min)(values) if values else None,
         au_percent=Spread.of([run.au_percent for run in repeats]),
         warnings=_warnings(study, outcome, params),
@@ -193,7 +197,7 @@ def _verdict(study: Study, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> 
     return f"No condition clearly needs fewer fresh examples to {target} than no echo: the seeds' ranges overlap."
 
 
-def _next_step(rows: Sequence[Row]) -> str:
+def _next_step(study: Study, rows: Sequence[Row]) -> str:
     if all(row.fresh_examples is None for row in rows):
         return "Next: another target, a larger max_fresh_examples or wider ranges, with another --storage."
     if any("is at the" in warning for row in rows for warning in row.warnings):
@@ -211,10 +215,12 @@ def _next_step(rows: Sequence[Row]) -> str:
     factor = '"auto"' if condition.factor == "auto" else f"{condition.factor:g}"
     if condition.variant == "batch":
         return f'Next: stretto.echo(loader, {factor}, unit="batch", buffer={condition.buffer_batches})'
-    augment = ", augment=augment" * (condition.variant == "before")
-    return (
-        f"Next: stretto.echo(loader, {factor}, buffer={condition.buffer_batches * condition.batch_size}{augment})"
-    )
+    buffer = f"buffer={condition.buffer_batches * condition.batch_size}"
+    augment = ", augment=augment" * (study.has_augment and condition.variant in ("before", "workers"))
+    if condition.variant == "workers":
+        arguments = f"dataset, {condition.batch_size}, ..., factor={factor}, {buffer}{augment}"
+        return f"Next: stretto.EchoDataLoader({arguments})"
+    return f"Next: stretto.echo(loader, {factor}, {buffer}{augment})"
 
 
 def _baseline_of(row: Row, rows: Sequence[Row]) -> Row:
