@@ -21,15 +21,14 @@ from pathlib import Path
 
 from harness import prepare_process
 from study_parts import WORKLOADS, Part, parts, quick
-from study_tables import TABLES, Results, figure, fill, quick_table
+from study_tables import FIGURE, PAGES, TABLES, Results, figure, fill, quick_table
 
 from stretto.profile.view import duration
 from stretto.study import Run, Search
 from stretto.study.processes import Orphan, WithParent, ends_on_terminate, one_thread
 from stretto.study.records import Task
 
-PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
-FIGURE = PAGE.with_name("factors.svg")
+ROOT = Path(__file__).parents[1]
 _POLL_S = 2.0
 
 
@@ -98,9 +97,11 @@ def main() -> None:
         if not arguments.tables:
             _make(wanted, arguments.processes)
         results = Results.load(wanted)
-        PAGE.write_text(fill(PAGE.read_text(), {name: table(results) for name, table in TABLES.items()}))
-        FIGURE.write_text(figure(results))
-        print(f"wrote {PAGE} and {FIGURE}")
+        for page, names in PAGES.items():
+            path = ROOT / page
+            path.write_text(fill(path.read_text(), {name: TABLES[name](results) for name in names}))
+        (ROOT / FIGURE).write_text(figure(results))
+        print(f"wrote {', '.join([*PAGES, FIGURE])}")
         return
     workloads = arguments.workloads.split(",")
     if unknown := set(workloads) - set(WORKLOADS):

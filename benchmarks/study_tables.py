@@ -133,6 +133,19 @@ def quick_table(results: Results, workloads: Iterable[str]) -> str:
     return markdown(("workload", "e = 2", "N(2) / N(1)", "paper"), rows)
 
 
+def summary_table(results: Results) -> str:
+    """Every example twice and four times, at the last insertion point of each workload."""
+    rows = []
+    for workload in WORKLOADS:
+        study, variant = results.studies[workload], variants(workload)[-1]
+        ratios = [results.ratio(workload, condition(workload, variant, factor)) for factor in (2, 4)]
+        chosen = baseline(workload), condition(workload, variant, 4)
+        finals = [_final(results.rows[workload, one], study) for one in chosen]
+        rows.append([NAMES[workload], *ratios, study.metric, *finals])
+    titles = ("", "fresh examples, e = 2", "e = 4", "metric", "after the same fresh examples, no echo", "e = 4")
+    return markdown(titles, rows)
+
+
 def insertion_table(results: Results) -> str:
     """e = 2 at all insertion points."""
     rows = []
@@ -282,6 +295,7 @@ def load(folder: Path) -> Results:
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {
+    "summary": summary_table,
     "workloads": workloads_table,
     "insertion": insertion_table,
     "fours": fours_table,
@@ -293,7 +307,9 @@ TABLES: Mapping[str, Callable[[Results], str]] = {
     "auto": auto_table,
     "workers": workers_table,
 }
-"""By the name in the page's marks."""
+"""By the name in a page's marks."""
+PAGES = {"README.md": ("summary",), "docs/evidence.md": tuple(TABLES)}
+FIGURE = "docs/factors.svg"
 
 
 def fill(page: str, tables: Mapping[str, str]) -> str:

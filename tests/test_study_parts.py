@@ -29,12 +29,13 @@ def test_no_condition_is_wanted_with_different_numbers_of_trials_or_seeds(benchm
     assert len({(runs, condition) for runs, condition, *_ in wanted}) == len(set(wanted))
 
 
-def test_the_page_is_what_the_runs_say(benchmark: Any) -> None:
+def test_the_pages_are_what_the_runs_say(benchmark: Any) -> None:
     tables, parts = benchmark("study_tables"), benchmark("study_parts")
     results = tables.Results.load(parts.parts())
-    page = (ROOT / "docs/evidence.md").read_text()
-    assert tables.fill(page, {name: table(results) for name, table in tables.TABLES.items()}) == page
-    assert (ROOT / "docs/factors.svg").read_text() == tables.figure(results)
+    for name, wanted in tables.PAGES.items():
+        page = (ROOT / name).read_text()
+        assert tables.fill(page, {one: tables.TABLES[one](results) for one in wanted}) == page
+    assert (ROOT / tables.FIGURE).read_text() == tables.figure(results)
 
 
 def test_every_file_of_runs_belongs_to_a_part(benchmark: Any) -> None:
