@@ -26,7 +26,8 @@ from study_parts import (
 
 from stretto.study import Condition, Outcome, Study
 from stretto.study.conditions import TITLES
-from stretto.study.summary import Row, Spread, summarise
+from stretto.study.rows import Row, Spread
+from stretto.study.summary import summarise
 
 NAMES = {
     "resnet_fashion": "ResNet, Fashion-MNIST",

@@ -4,8 +4,8 @@
 The net has two maps of 8x8 and 4x4 cells with three anchors in each (boxes.py). The metric is COCO's mAP by
 pycocotools: torchmetrics needs torchvision, which comes with a torch of its own.
 
-Target: an mAP of 0.2, which is in the steep part of the curve, before the fall of the rate: without echo and tuned it
-is reached after about 5,400 of the 20,000 fresh examples, and training ends near 0.43. The whole budget takes 25 s of
+Target: an mAP of 0.2, in the steep part of the curve, before the fall of the rate: without echo and tuned it is
+reached after about 5,400 of the 20,000 fresh examples, and training ends near 0.43. The whole budget takes 25 s of
 one core.
 """
 

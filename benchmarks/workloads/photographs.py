@@ -5,8 +5,8 @@ The photographs come without labels, so the class is the photograph itself. The 
 do not overlap, so none of its pixels is trained on. By photograph it cannot be held out, since one that was never
 seen is of no class.
 
-Target: 62 %. Without echo and tuned it is reached after about 15,500 of the 40,000 fresh examples, and training ends
-near 66 %, so the fall of the rate is not what reaches it. The whole budget takes 22 s of one core.
+Target: 62 %. Without echo and tuned it is reached after about 15,500 of the 40,000 fresh examples, and training
+ends near 66 %, so the fall of the rate is not what reaches it. The whole budget takes 22 s of one core.
 """
 
 import hashlib

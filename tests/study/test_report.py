@@ -87,6 +87,43 @@ def test_ranges_that_overlap_prove_nothing() -> None:
     assert report.next_step.startswith("Next: more --seeds")
 
 
+def test_the_smallest_mean_does_not_hide_a_condition_that_is_clear() -> None:
+    scattered = with_final(BEFORE, 200, 300, 9010)
+    report = summarise(STUDY, [BASE, scattered, with_final(BATCH, 3500, 3600, 3700)])
+    assert report.rows[1].ratio < report.rows[2].ratio
+    assert report.verdict.startswith("Batch echoing, e = 2 reaches test accuracy 85 % with 0.72 of")
+    assert report.next_step == 'Next: stretto.echo(loader, 2, unit="batch", buffer=4)'
+
+
+def test_an_echo_that_is_clearly_worse_is_said_to_be() -> None:
+    report = summarise(STUDY, [BASE, with_final(BATCH, 7000, 8000)])
+    assert report.verdict == "Every condition needs more fresh examples to test accuracy 85 % than no echo."
+
+
+def test_one_seed_may_be_chance() -> None:
+    report = summarise(STUDY, [with_final(BASELINE, 5000), with_final(BATCH, 3500)])
+    assert report.verdict.endswith("3,500 instead of 5,000, with one seed each, which may be chance.")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([BASE], "Nothing to compare: no echo was run alone. It reaches test accuracy 85 % as the table says."),
+        ([with_final(BATCH, 10)], 'Nothing to compare: no echo was not run. Add "none" to the variants.'),
+    ],
+)
+def test_a_study_without_two_sides_says_which_is_missing(outcomes: list[Outcome], expected: str) -> None:
+    assert summarise(STUDY, outcomes).verdict == expected
+
+
+def test_a_target_that_trials_alone_reached_is_not_said_to_be_never_reached() -> None:
+    report = summarise(STUDY, [outcome(BASELINE, made(BASELINE, 10_000, "missed"))])
+    assert report.verdict == (
+        "The target, test accuracy 85 %, was reached by trials, but by no repeat of the best: best value 85.5, "
+        "with no echo."
+    )
+
+
 def test_a_target_that_was_never_reached_is_said_with_the_best_value() -> None:
     missed = [
         outcome(
@@ -161,12 +198,12 @@ def test_a_best_trial_at_the_edge_of_its_range_is_a_warning_and_the_next_step() 
         "examples, before augmentation, e = 4: the best trial's lr = 0.9 is at the upper end of its range, "
         "0.01 .. 1: a better one may lie beyond"
     ]
-    assert report.next_step.startswith("Next: widen the ranges named above")
+    assert report.next_step.startswith("Next: more --trials")
 
 
 def test_a_study_in_the_middle_says_so() -> None:
     report = summarise(STUDY, [BASE, Outcome(BEFORE, (), None, (), False)])
-    assert report.verdict == "Not finished: 1 of 2 conditions are done."
+    assert report.verdict == "Not finished: some runs are still to be made."
     assert any("e = 4 not run yet" in line for line in text(report))
 
 
@@ -188,7 +225,7 @@ def test_the_picture_has_a_bar_its_range_and_the_ideal_for_each_condition_that_r
     assert [elements.count(kind) for kind in ("bar", "range", "ideal")] == [2, 2, 1]
     words = [element.text for element in picture.iter() if element.text]
     assert "1,500 (0.30)" in words
-    assert "never reached (best value 85.5)" in words
+    assert "never reached, but in 1 trials (best value 85.5)" in words
     widths = [float(bar.get("width", 0)) for bar in picture.iter() if bar.get("class") == "bar"]
     assert widths[1] / widths[0] == pytest.approx(0.3, rel=0.01)
 

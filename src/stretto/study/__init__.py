@@ -14,7 +14,9 @@ number of trials, and its best is repeated with fresh seeds.
     records.py     finished runs as lines of JSON
     storage.py     the SQLite file of a study's state, by Optuna: who makes which run
     search.py      Search: trials, then repeats, by any number of processes
-    summary.py     Report: what the runs of each condition say
+    rows.py        Row: what the runs of a condition say
+    verdict.py     what the rows come to, and what to do next
+    summary.py     Report: both
     report.py      Report as table, Markdown, JSON and picture
 
     Study -> plan -> Search { storage <-> run(Settings, MakeLoader) } -> Report

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stretto.profile import view
-from stretto.study.summary import Report, Row, Spread
+from stretto.study.rows import Row, Spread
+from stretto.study.summary import Report
 
 _STATUSES = ("reached", "missed", "diverged", "crashed")
 
@@ -158,7 +159,8 @@ def _missed(row: Row) -> str:
         return "all trials diverged or crashed"
     if row.trials["reached"] and not any(row.repeats.values()):
         return "not repeated yet"
-    return f"never reached (best value {view.number(row.best_value)})"
+    in_trials = f", but in {row.trials['reached']} trials" if row.trials["reached"] else ""
+    return f"never reached{in_trials} (best value {view.number(row.best_value)})"
 
 
 def _decimals(rows: Sequence[Row]) -> int:

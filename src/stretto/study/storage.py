@@ -259,7 +259,7 @@ def objective(study: Study, run: Run) -> float:
         return float(run.fresh_examples)
     if run.status == "missed" and run.best is not None:
         distance = abs(run.best - study.target) / max(abs(study.target), 1e-12)
-        return study.max_fresh_examples * (1 + min(1.0, distance))
+        return study.max_fresh_examples * (1 + distance / (1 + distance))
     return 3.0 * study.max_fresh_examples
 
 
