@@ -6,12 +6,15 @@ the study's range, that falls to a tenth over the run. All conditions make equal
 
 A condition is judged by the run without echo: how many fresh examples that one had read when it was first as good.
 This over the condition's own fresh examples is what echoing was worth: e in the ideal, 1 where it gained nothing.
-Only counts matter, so it may run beside other work. --quick has made-up data.
+Only counts matter, so it may run beside other work, one run a core. --quick has made-up data.
 """
 
 import itertools
+import multiprocessing
+import os
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,32 +259,42 @@ def fresh_examples_for(metric: float, curve: list[tuple[int, float]], sign: int)
     return float(before)
 
 
-def measure(report: Report, workload: Workload, num_updates: int) -> None:
-    quick = report.arguments.quick
+def run_in_process(title: str, condition: Condition, seed: int, quick: bool) -> Run:
+    """A run on one core."""
+    torch.set_num_threads(1)
+    (workload,) = (one for one in (IMAGES, TEXT) if one.title == title)
     data = workload.made_up() if quick else workload.data()
-    runs: dict[Condition, list[Run]] = {condition: [] for condition in workload.conditions}
-    for seed in range(report.arguments.rounds):
-        for condition in workload.conditions:
-            runs[condition].append(run(workload, data, condition, seed, num_updates))
-            print(".", end="", flush=True)
-    print()
-    for condition, of_seeds in runs.items():
-        what = f"{workload.title}, {condition.title}"
-        report.add(f"{what}: {workload.metric}", Spread.of([one.metric for one in of_seeds]), "")
-        report.add(f"{what}: fresh examples", Spread.of([float(one.fresh_examples) for one in of_seeds]), "")
-        if condition.variant == "none":
-            continue
-        worth = [
-            fresh_examples_for(one.metric, plain.curve, workload.sign) / one.fresh_examples
-            for one, plain in zip(of_seeds, runs[workload.conditions[0]], strict=True)
+    return run(workload, data, condition, seed, 12 if quick else NUM_UPDATES)
+
+
+def measure(report: Report, processes: Executor) -> None:
+    seeds, quick = range(report.arguments.rounds), report.arguments.quick
+    begun = {
+        (workload.title, condition): [
+            processes.submit(run_in_process, workload.title, condition, seed, quick) for seed in seeds
         ]
-        report.add(f"{what}: worth", Spread.of(worth), "times")
-        if gaps := [one.gap for one in of_seeds if one.gap is not None]:
-            report.add(f"{what}: gap", Spread.of(gaps), "")
-        warned = [float(one.warned_at) for one in of_seeds if one.warned_at is not None]
-        if warned:
-            report.add(f"{what}: warned after", Spread.of(warned), "updates")
-        report.add(f"{what}: runs with a warning", Spread.of([float(len(warned))]), f"of {len(of_seeds)}")
+        for workload in (IMAGES, TEXT)
+        for condition in workload.conditions
+    }
+    for workload in (IMAGES, TEXT):
+        runs = {one: [run.result() for run in begun[workload.title, one]] for one in workload.conditions}
+        for condition, of_seeds in runs.items():
+            what = f"{workload.title}, {condition.title}"
+            report.add(f"{what}: {workload.metric}", Spread.of([one.metric for one in of_seeds]), "")
+            report.add(f"{what}: fresh examples", Spread.of([float(one.fresh_examples) for one in of_seeds]), "")
+            if condition.variant == "none":
+                continue
+            worth = [
+                fresh_examples_for(one.metric, plain.curve, workload.sign) / one.fresh_examples
+                for one, plain in zip(of_seeds, runs[workload.conditions[0]], strict=True)
+            ]
+            report.add(f"{what}: worth", Spread.of(worth), "times")
+            if gaps := [one.gap for one in of_seeds if one.gap is not None]:
+                report.add(f"{what}: gap", Spread.of(gaps), "")
+            warned = [float(one.warned_at) for one in of_seeds if one.warned_at is not None]
+            if warned:
+                report.add(f"{what}: warned after", Spread.of(warned), "updates")
+            report.add(f"{what}: runs with a warning", Spread.of([float(len(warned))]), f"of {len(of_seeds)}")
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -312,10 +325,9 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=1)
-    torch.set_num_threads(1)
     report = Report("echo_gap", arguments)
-    for workload in (IMAGES, TEXT):
-        measure(report, workload, 12 if arguments.quick else NUM_UPDATES)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
+        measure(report, processes)
     report.finish("" if arguments.quick else table(report.results), "docs/echo.md")
 
 

@@ -307,6 +307,7 @@ def test_whole_batches_have_any_number_of_losses_but_none() -> None:
         torch.ones(3, dtype=torch.complex64),
         {1.0: 1, 2.0: 2, 3.0: 3},
         (loss for loss in (1.0, 2.0, 3.0)),
+        list(torch.ones(3, requires_grad=True) * 1),
     ],
 )
 def test_what_is_no_number_is_refused(wrong: Any) -> None:

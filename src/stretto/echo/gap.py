@@ -39,21 +39,22 @@ WINDOW = 400
 """Updates that the gap is taken over."""
 CHECK_EVERY = 100
 """Observations between looks at the gap."""
-_LARGE = 0.5  # gap that is told of
+_LEAST_COMPARED = 5  # updates with first uses
+_LARGE = 0.5  # a gap that is told of
 _LARGE_IF_RISING = 0.1  # the same where the losses of first uses rise
 _SURE = 4  # standard errors
 _BLOCK = 25  # updates
 _LEAST_BLOCKS = 5
 _STEP_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop")
-_LEAST_COMPARED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A sum over |another sum|, and how sure it is: neighbouring updates have examples in common, so by blocks."""
+    """A sum over the size of another sum."""
 
     value: float
     standard_error: float
+    """From blocks of updates: neighbouring ones have examples in common."""
     num_blocks: int
 
     @classmethod
@@ -87,7 +88,7 @@ class EchoGap:
 
     def forget_batch(self) -> None:
         """There is no latest batch: a state was loaded."""
-        self._kinds = None
+        self._kinds, self._was_observed = None, False
 
     def observe(self, losses: Any, *, may_be_short: bool = False) -> None:
         """See `EchoLoader.observe`; `may_be_short`: examples may be missing, and then the batch does not count."""
@@ -130,6 +131,8 @@ class EchoGap:
     @property
     def gap(self) -> float | None:
         """See `EchoStats.echo_gap`."""
+        if not self._num_observed:
+            return None
         self._read()
         estimate = self.estimate()
         return None if estimate is None else estimate.value
@@ -155,7 +158,9 @@ class EchoGap:
         return Ratio.of(lower, weight * first, at)
 
     def _fresh_loss_rises(self) -> bool:
-        """Whether the losses of first uses are surely higher in the later half of the updates."""
+        """Whether the losses of first uses are surely higher in the later half of a whole window."""
+        if len(self._sums) < WINDOW:
+            return False
         halves = np.split(self._sums, [len(self._sums) // 2])
         earlier, later = (Ratio.of(half[:, 1], half[:, 0], np.arange(len(half))) for half in halves)
         if earlier is None or later is None:
@@ -170,9 +175,8 @@ class EchoGap:
         starts = np.cumsum([0, *(len(kinds) for _, kinds in self._pending[:-1])])
         self._pending = []
         is_finite = np.isfinite(values)
-        self._may_warn &= not (
-            values[is_finite] < 0
-        ).any()  # a part of a loss means something only if 0 is the best
+        if (values[is_finite] < 0).any():  # parts of a loss mean something only where 0 is the best
+            self._may_warn = False
         columns = []
         for kind in (FIRST, LATER):
             chosen = is_finite & (kinds == kind)
@@ -217,7 +221,7 @@ def _as_tensor(losses: Any) -> torch.Tensor:
         return losses.detach().clone()
     try:
         array = np.array(losses if isinstance(losses, np.ndarray | Sequence) else None)
-    except ValueError:
+    except (TypeError, ValueError, RuntimeError):  # ragged, or tensors that cannot become numbers unasked
         array = np.array(None)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"observe: found losses={losses!r:.60}, a {type(losses).__name__}: {expected}")

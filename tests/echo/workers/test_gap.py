@@ -1,20 +1,31 @@
 """The memorising guard inside an EchoDataLoader: uses as planned, also where a trainer fetches one batch ahead."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
+import lightning.pytorch as lightning
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+import stretto
 from stretto import EchoDataLoader, echo_plan
 from tests.echo.sources import through_file
 from tests.echo.workers.scripts.common import Rows, echo_loader, make_stream
 
 FIRST_LOSS, LATER_LOSS = 1.0, 0.75
 GAP = pytest.approx(0.25, rel=1e-9)
+
+
+def with_lightnings_warnings(test: Any) -> Any:
+    """A test in which Lightning warns of this and that."""
+    for text in ("isinstance|LeafSpec|treespec", "does not have many workers", "log_every_n_steps", "__len__"):
+        test = pytest.mark.filterwarnings(f"ignore:.*({text})")(test)
+    return test
 
 
 class Follower:
@@ -117,12 +128,52 @@ def test_in_a_loader_that_accelerate_rebuilt_uses_are_those_of_the_batch_in_the_
 def test_where_accelerate_cuts_batches_up_losses_are_refused() -> None:
     config = DataLoaderConfiguration(dispatch_batches=True)
     loader = Accelerator(cpu=True, dataloader_config=config).prepare(echo_loader())
-    plan = echo_plan(loader)
-    for batch in loader:
-        if not isinstance(batch, torch.Tensor):
-            break
-        with pytest.raises(ValueError, match="dispatch_batches=False"):
-            plan.observe([1.0] * len(batch))
+    batch = next(iter(loader))
+    with pytest.raises(ValueError, match="dispatch_batches=False"):
+        echo_plan(loader).observe([1.0] * len(batch))
+
+
+class Model(lightning.LightningModule):
+    """Observes what is in its step."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.loader = loader
+        self.follower = Follower()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.loader.observe(self.follower.losses(batch))
+        return (batch.float() @ self.weight).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(loader: Any) -> None:
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, logger=False, **quiet)
+    trainer.fit(Model(loader), loader)
+
+
+@with_lightnings_warnings
+@pytest.mark.parametrize("around", [False, True])
+def test_in_lightning_uses_are_those_of_the_batch_in_the_step(around: bool) -> None:
+    plain = DataLoader(Rows(100), 8)
+    with stretto.echo(plain, 3, carry_over=False) if around else nullcontext(echo_loader()) as loader:
+        fit(loader)
+        assert loader.stats().echo_gap == GAP
+
+
+@with_lightnings_warnings
+@pytest.mark.parametrize("around", [False, True])
+def test_where_lightning_fetches_ahead_losses_are_refused(around: bool) -> None:
+    plain = DataLoader(Rows(100), 8)
+    with (
+        stretto.echo(plain, "auto") if around else nullcontext(echo_loader(factor="auto")) as loader,
+        pytest.raises(ValueError, match="Lightning fetches a batch ahead"),
+    ):
+        fit(loader)
 
 
 def test_iterable_data_sets_are_refused() -> None:
