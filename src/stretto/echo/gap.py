@@ -11,9 +11,9 @@ with the mean of the nearest later uses before and after it, so that steady prog
 With weights w_u = n m / (n + m), for n first and m later uses, the gap is sum(w_u (first_u - later_u)) /
 |sum(w_u first_u)| over the latest WINDOW updates. The standard error is that of a ratio.
 
-The limits of the warning come from benchmarks/echo_gap.py. At e = 2 and 4, where echoing was worth three quarters of
-its factor and more, the gap stayed below 0.4; where it was worth a third or less it came to 0.7 and more, but once to
-0.23 only (text at e = 16 from a small buffer).
+The limits of the warning come from benchmarks/echo_gap.py. At e = 2 and 4, where echoing was worth three quarters
+of its factor and more, the gap stayed below 0.4; where it was worth a third or less the gap came to 0.7 and more, but
+once to 0.23 only (text at e = 16 from a small buffer).
 """
 
 import math
