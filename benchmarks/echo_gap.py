@@ -6,15 +6,12 @@ the study's range, that falls to a tenth over the run. All conditions make equal
 
 A condition is judged by the run without echo: how many fresh examples that one had read when it was first as good.
 This over the condition's own fresh examples is what echoing was worth: e in the ideal, 1 where it gained nothing.
-Only counts matter, so it may run beside other work, one run a core. --quick has made-up data.
+Only counts matter, so it may run beside other work. --quick has made-up data.
 """
 
 import itertools
-import multiprocessing
-import os
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,25 +256,12 @@ def fresh_examples_for(metric: float, curve: list[tuple[int, float]], sign: int)
     return float(before)
 
 
-def run_in_process(title: str, condition: Condition, seed: int, quick: bool) -> Run:
-    """A run on one core."""
-    torch.set_num_threads(1)
-    (workload,) = (one for one in (IMAGES, TEXT) if one.title == title)
-    data = workload.made_up() if quick else workload.data()
-    return run(workload, data, condition, seed, 12 if quick else NUM_UPDATES)
-
-
-def measure(report: Report, processes: Executor) -> None:
+def measure(report: Report) -> None:
     seeds, quick = range(report.arguments.rounds), report.arguments.quick
-    begun = {
-        (workload.title, condition): [
-            processes.submit(run_in_process, workload.title, condition, seed, quick) for seed in seeds
-        ]
-        for workload in (IMAGES, TEXT)
-        for condition in workload.conditions
-    }
+    num_updates = 6 if quick else NUM_UPDATES
     for workload in (IMAGES, TEXT):
-        runs = {one: [run.result() for run in begun[workload.title, one]] for one in workload.conditions}
+        data = workload.made_up() if quick else workload.data()
+        runs = {one: [run(workload, data, one, seed, num_updates) for seed in seeds] for one in workload.conditions}
         for condition, of_seeds in runs.items():
             what = f"{workload.title}, {condition.title}"
             report.add(f"{what}: {workload.metric}", Spread.of([one.metric for one in of_seeds]), "")
@@ -326,8 +310,8 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=1)
     report = Report("echo_gap", arguments)
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
-        measure(report, processes)
+    torch.set_num_threads(1)
+    measure(report)
     report.finish("" if arguments.quick else table(report.results), "docs/echo.md")
 
 

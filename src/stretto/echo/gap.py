@@ -12,8 +12,8 @@ With weights w_u = n m / (n + m), for n first and m later uses, the gap is sum(w
 |sum(w_u first_u)| over the latest WINDOW updates. The standard error is that of a ratio.
 
 The limits of the warning come from benchmarks/echo_gap.py. At e = 2 and 4, where echoing was worth three quarters
-of its factor and more, the gap stayed below 0.4; where it was worth a third or less the gap came to 0.7 and more, but
-once to 0.23 only (text at e = 16 from a small buffer).
+of its factor and more, the gap stayed below 0.4; where it was worth a third or less the gap came to 0.7 and more,
+but once to 0.23 only (text at e = 16 from a small buffer).
 """
 
 import math
