@@ -18,6 +18,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
             "advice",
             "auto_factor",
             "both",
+            "echo_gap",
             "fill_rate",
             "fresh_examples",
             "jpeg",

@@ -204,6 +204,17 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         """What has happened so far."""
         return self._echo.stats()
 
+    def observe(self, per_example_losses: Any) -> None:
+        """Tell the losses of the batch handed out last, as `EchoLoader.observe` does.
+
+        A batch that is short of examples which raised (`on_error="skip"`) does not count: it is not known whose
+        losses these are. In a loader that a trainer rebuilt the same is `stretto.echo_plan(loader).observe(...)`.
+
+        Raises ValueError over an iterable data set, too, and where Accelerate dispatches batches
+        (`dispatch_batches=True`).
+        """
+        self._echo.observe(per_example_losses)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the training step is: settings and positions, without any data."""
         return self._echo.state_dict()

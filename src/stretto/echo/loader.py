@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from stretto.echo.factor import Factor
+from stretto.echo.gap import EchoGap
 from stretto.echo.lengths import batch_size_of, items_in_pass, updates_in_pass, updates_per_epoch
 from stretto.echo.order import is_unsharded, sampler_names
 from stretto.echo.passes import Position
@@ -102,6 +103,7 @@ class EchoLoader:
         self._settings = settings
         self._counters = Counters()
         self._clock = Clock()
+        self._gap = EchoGap()
         self._stream = Stream(loader, settings, self._counters, self._clock)
         self._epoch_update = 0
         self._updates_in_epoch: int | None = None
@@ -232,7 +234,25 @@ class EchoLoader:
             first_wait_s=clock.first_wait_s,
             draw_s=clock.draw_s,
             step_s=clock.step_s,
+            echo_gap=self._gap.gap,
         )
+
+    def observe(self, per_example_losses: Any) -> None:
+        """Tell the losses of the batch handed out last, for `stats().echo_gap`: does the model memorise the buffer?
+
+        Call it before the next batch is fetched, after some or all updates. It does not wait for a device: losses
+        are read at every 100th call, and by `stats()`. Warns once when echoing more cannot help. What was observed
+        is not part of a state.
+
+        Args:
+            per_example_losses: of the model before the update, in the batch's order: a tensor of shape [B] on any
+                device, an array or a sequence of numbers; with unit="batch" any number of them. Those that are not
+                finite do not count.
+
+        Raises ValueError for another number of losses, and if there is no batch or it was observed already;
+        TypeError for what is no number.
+        """
+        self._gap.observe(per_example_losses)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly here, for `torch.load(weights_only=True)`. Never waits.
@@ -270,6 +290,7 @@ class EchoLoader:
         self._counters.load(state["counters"])
         self._epoch_update = state["epoch_update"]
         self._is_in_epoch = self._is_resuming = state["is_in_epoch"]
+        self._gap.forget_batch()
         self._iteration += 1
 
     def _settings_for_state(self) -> dict[str, Any]:
@@ -303,6 +324,7 @@ class EchoLoader:
             raise StopIteration
         self._epoch_update += 1
         batch = self._augment(drawn.batch)
+        self._gap.handed_out(drawn.kinds, is_whole=self._settings.unit == "batch")
         self._clock.drawn()
         return batch
 

@@ -28,7 +28,7 @@ from stretto.echo.keyed import derive_key, uniform
 
 IntArray = NDArray[np.integer[Any]]
 
-SLOT_BYTES = 9  # of the plan, up to 255 uses
+SLOT_BYTES = 10  # of the plan up to 255 uses, and of the residents' kinds of use
 _DRAWS = 0xD4A3  # the purpose of the stream that picks residents
 _BLOCK = 4096  # random numbers made at a time
 

@@ -13,8 +13,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from stretto.echo.buffer import Buffer, Prepared
 from stretto.echo.factor import num_uses
+from stretto.echo.gap import FIRST, LATER, UNKNOWN, Kinds
 from stretto.echo.plan import Draw, IntArray, Plan
 
 FILL_RATE = 1.5
@@ -27,6 +31,8 @@ class Drawn:
 
     batch: Any
     draw: Draw
+    kinds: Kinds
+    """Of each row: whether an earlier update used it."""
 
 
 class Residents:
@@ -47,6 +53,8 @@ class Residents:
         max_uses = max_factor if factor is None else math.ceil(factor)
         limit = buffer.num_slots if buffer.is_fixed else None
         self._plan = Plan(min(buffer.num_slots, _FIRST_SLOTS), max_uses, seed, limit=limit)
+        self._kinds = np.zeros(0, dtype=np.int8)
+        """Of the next use, by slot."""
         self._is_filling = True
         self._fill_rate = min(1.0, FILL_RATE / factor) if factor else 1.0
         self._fill_credit = 1.0
@@ -112,6 +120,7 @@ class Residents:
         if self._factor is not None and self._factor < uses:  # a fraction of the items has one use less
             uses = num_uses(self._factor, self._seed, pass_index, start, count)
         self._plan.admit(slots, uses)
+        self._mark(slots, FIRST)
         self._usual_size = self._usual_size or prepared.size
         self._fill_credit = max(0.0, self._fill_credit - 1)
 
@@ -153,6 +162,7 @@ class Residents:
         return {
             "batch_size": self.batch_size,
             "plan": self._plan.state_dict(),
+            "kinds": torch.from_numpy(self._kinds[self._plan.live]),
             "is_filling": self._is_filling,
             "fill_credit": self._fill_credit,
             "usual_size": self._usual_size,
@@ -174,14 +184,23 @@ class Residents:
             self._refill()
             return due
         self.buffer.restore(slots, state["buffer"], example)
+        self._mark(slots, state["kinds"].numpy() if "kinds" in state else UNKNOWN)
         return 0
 
     def _refill(self) -> None:
         self._is_filling, self._fill_credit = True, 1.0
 
+    def _mark(self, slots: IntArray, kinds: Kinds | int) -> None:
+        if missing := max(0, int(slots.max(initial=-1)) + 1 - len(self._kinds)):
+            more = max(missing, len(self._kinds))
+            self._kinds = np.concatenate([self._kinds, np.zeros(more, dtype=np.int8)])
+        self._kinds[slots] = kinds
+
     def _take(self, draw: Draw) -> Drawn:
         batch = self.buffer.take(draw.slots)
+        kinds = self._kinds[draw.slots]
+        self._kinds[draw.slots] = LATER
         self.buffer.free(draw.freed)
         if self._is_filling:
             self._fill_credit += self._fill_rate
-        return Drawn(batch, draw)
+        return Drawn(batch, draw, kinds)

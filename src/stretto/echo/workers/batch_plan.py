@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from stretto.echo.factor import Factor
+from stretto.echo.gap import EchoGap, Kinds
 from stretto.echo.order import (
     check_replayable,
     is_evenly_sharded,
@@ -79,6 +80,7 @@ class EchoPlan(EpochNumber, BatchSampler):
         if not is_whole:  # Lightning would build a plan of another sampler with it; without it says why it cannot
             self.batch_size = batch_size
         self.counters = Counters()
+        self._gap = EchoGap()
         self._settings: PlanSettings | None = None
         self._current: Epoch | None = None
         self._resume: dict[str, Any] | None = None
@@ -205,6 +207,20 @@ class EchoPlan(EpochNumber, BatchSampler):
             if self._current.is_gone:
                 self.end()
 
+    def handed_out(self, kinds: Kinds) -> None:
+        """The training step is given a batch with these kinds of uses."""
+        self._gap.handed_out(kinds, is_whole=self.is_whole or self.settings.is_single)
+
+    def observe(self, per_example_losses: Any) -> None:
+        """See `EchoDataLoader.observe`; for a loader that a trainer rebuilt."""
+        self.gave()
+        if self._current is not None and self._current.consumer.is_dispatching:
+            raise ValueError(
+                "observe: process 0 draws the batches of all processes and cuts them up (Accelerate's "
+                "dispatch_batches=True), so whose losses these are is not known: expected dispatch_batches=False"
+            )
+        self._gap.observe(per_example_losses, may_be_short=self.settings.board.total(Count.SKIPPED) > 0)
+
     def end(self) -> None:
         """The training step was given every batch of the epoch."""
         if self._current is not None:
@@ -265,6 +281,7 @@ class EchoPlan(EpochNumber, BatchSampler):
         self._num_residents = state["num_residents"]
         self._factor = state["factor"]
         self._current = self._order = None
+        self._gap.forget_batch()
         self.settings.board.num_loads += 1
         self._resume = state if state["is_in_epoch"] else None
         self.counters.load(state["counters"])
@@ -294,6 +311,7 @@ class EchoPlan(EpochNumber, BatchSampler):
             reads=total(Count.READS),
             reread=total(Count.REREADS),
             skipped=total(Count.SKIPPED),
+            echo_gap=self._gap.gap,
         )
 
     def choose_factor(self, num_updates: int) -> float:

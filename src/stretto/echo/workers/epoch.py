@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stretto.echo.gap import Kinds
 from stretto.echo.workers.consumer import Consumer
 from stretto.echo.workers.lanes import Lanes, Uses
 from stretto.echo.workers.memory import SingleUse, Use
@@ -24,6 +25,7 @@ class _Given:
     num_fresh: int
     num_duplicates: int
     sum_lag: int
+    kinds: Kinds
 
 
 class Epoch(Iterator[Any]):
@@ -53,7 +55,7 @@ class Epoch(Iterator[Any]):
         batch = self._batch(uses)
         if number % self.consumer.num_processes == self.consumer.process_index:
             num_fresh = sum(use[3] == 0 for use in batch)
-            self._drawn.append(_Given(len(batch), num_fresh, uses.num_duplicates, uses.sum_lag))
+            self._drawn.append(_Given(len(batch), num_fresh, uses.num_duplicates, uses.sum_lag, uses.kinds))
         return SingleUse(batch[0]) if self._plan.settings.is_single else batch
 
     def skip(self, num_batches: int, factors: Iterable[tuple[int, float]]) -> None:
@@ -87,6 +89,7 @@ class Epoch(Iterator[Any]):
             counters.fresh_batches += given.num_fresh > 0
         counters.duplicates += given.num_duplicates
         counters.sum_lag += given.sum_lag // self.consumer.num_processes
+        self._plan.handed_out(given.kinds)
 
     @property
     def is_gone(self) -> bool:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.echo.factor import num_uses
+from stretto.echo.gap import FIRST, LATER, Kinds
 from stretto.echo.keyed import derive_key
 from stretto.echo.plan import IntArray, Plan
 from stretto.echo.residents import FILL_RATE
@@ -62,6 +63,8 @@ class Uses:
     items: NDArray[np.object_]
     uses: IntArray
     is_last: NDArray[np.bool_]
+    kinds: Kinds
+    """Whether an earlier batch used it."""
     num_duplicates: int
     sum_lag: int
     """Batches of the whole order between an item's entry and this use, summed over the items."""
@@ -260,6 +263,7 @@ class _Lane:
                 draw = plan.draw_most_left(size, num_batches)
         slots = draw.slots
         used = self._used[slots]
+        kinds = np.where(used == 0, FIRST, LATER).astype(np.int8)
         if draw.num_duplicates:  # count the uses of one item within the batch
             order = np.argsort(slots, kind="stable")
             same = slots[order]
@@ -274,6 +278,7 @@ class _Lane:
             items=items,
             uses=used,
             is_last=used + 1 == self._due[slots],
+            kinds=kinds,
             num_duplicates=draw.num_duplicates,
             sum_lag=draw.sum_lag * self._settings.num_lanes,
         )

@@ -105,6 +105,13 @@ class StreamPosition(EpochNumber):
         self._board.factor = state["factor"]
         self._counters.load(state["counters"])
 
+    def observe(self, per_example_losses: Any) -> None:  # noqa: ARG002
+        """Raises ValueError: only the workers know which use of an example is in a batch."""
+        raise ValueError(
+            "observe: the data set is iterable, and only the workers that read it know which examples of a batch "
+            "were used before. Expected a map-style data set, or stretto.echo(loader)"
+        )
+
     def stats(self) -> EchoStats:
         """What has happened so far; examples are counted as the workers read and use them, ahead of the updates."""
         total, clock = self._board.total, self._clock
