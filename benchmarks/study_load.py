@@ -8,7 +8,6 @@ from stretto.study import MakeLoader, Settings
 from stretto.study.study import Train, Value
 
 PACES = (2, 6)
-MEAN_PACE = sum(PACES) / len(PACES)
 _BATCHES = 20  # at one pace
 _PATIENCE_S = 5.0  # a loader that waits for updates, which wait for it, gives a batch
 

@@ -18,9 +18,10 @@ RESULTS = Path(__file__).parent / "results" / "study"
 IMAGES = ("resnet_fashion", "photographs", "detector")
 TEXTS = ("text_wordnet", "text_linux")
 WORKLOADS = IMAGES + TEXTS
-LONG, SIZE, LOAD = "long", "size", "load"
+LONG, SIZE, LOAD, QUALITY = "long", "size", "load", "quality"
 """Changes of a workload's study: twice the budget with rates for larger batches; the same with a target for the
-largest, which have few updates; a loader whose pace floats."""
+largest, which have few updates; a loader whose pace floats; a target that is out of reach, so that every run goes
+to the end of its budget and the settings are chosen by the metric."""
 RULES = {"unchanged": 0.0, "lr / sqrt e": -0.5, "lr / e": -1.0}
 """The power of e that the learning rate which is best without echo is multiplied with."""
 LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
@@ -29,6 +30,7 @@ FACTORS = (2, 4, 8, 16)
 SIZES = (64, 128, 256, 512, 1024)
 _BUFFER_EXAMPLES = 4096
 _SIZE_TARGET = 76.0
+_OUT_OF_REACH = dict(zip(WORKLOADS, (100.0, 100.0, 1.0, 0.1, 0.1), strict=True))
 _LONG_LR = {"resnet_fashion": (0.02, 0.6), "text_wordnet": (0.003, 0.02)}
 
 
@@ -42,7 +44,7 @@ class Part:
     seeds: int = 3
     to_budget: bool = False
     change: str = ""
-    """What is other than in the workload's own study: LONG, SIZE, LOAD or one of the RULES."""
+    """What is other than in the workload's own study: LONG, SIZE, LOAD, QUALITY or one of the RULES."""
     factor: float = 1.0
     """Of the rule."""
     folder: Path = field(default=RESULTS)
@@ -62,6 +64,8 @@ class Part:
             target = _SIZE_TARGET if self.change == SIZE else study.target
             budget = 2 * study.max_fresh_examples
             return replace(study, target=target, max_fresh_examples=budget, lr=_LONG_LR[self.workload])
+        if self.change == QUALITY:
+            return replace(study, target=_OUT_OF_REACH[self.workload])
         if self.change == LOAD:
             return replace(study, train=partial(train_under_load, study.train))
         if self.change:
@@ -161,6 +165,10 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
         conditions = tuple(condition(workload, variant, 4) for variant in variants(workload))
         for rule in RULES:
             yield Part(workload=workload, conditions=conditions, trials=1, change=rule, factor=4, folder=folder)
+    for workload in WORKLOADS:
+        yield Part(
+            workload=workload, conditions=(baseline(workload),), change=QUALITY, to_budget=True, folder=folder
+        )
     for workload in LARGE:
         conditions = tuple(condition(workload, variants(workload)[-1], factor) for factor in FACTORS[2:])
         yield Part(workload=workload, conditions=conditions, folder=folder)

@@ -1,8 +1,8 @@
 """The study's tables in Markdown, from the files of its runs, beside the paper's figures."""
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from study_figures import Line, line_chart
 from study_parts import (
@@ -11,6 +11,7 @@ from study_parts import (
     LARGE,
     LOAD,
     LONG,
+    QUALITY,
     RULES,
     SIZE,
     SIZES,
@@ -19,15 +20,14 @@ from study_parts import (
     baseline,
     buffers,
     condition,
-    parts,
     sizes,
     variants,
 )
 
 from stretto.study import Condition, Outcome, Study
 from stretto.study.conditions import TITLES
-from stretto.study.rows import Row, Spread
-from stretto.study.summary import summarise
+from stretto.study.points import at_edge
+from stretto.study.rows import Spread
 
 NAMES = {
     "resnet_fashion": "ResNet, Fashion-MNIST",
@@ -57,7 +57,7 @@ PAPERS_FACTORS = {
 class Results:
     """What the runs of all parts say."""
 
-    rows: Mapping[tuple[str, Condition], Row]
+    outcomes: Mapping[tuple[str, Condition], Outcome]
     """By the file of the runs (without its ending) and the condition."""
     studies: Mapping[str, Study]
 
@@ -70,29 +70,44 @@ class Results:
             if (study := part.study()) is not None:
                 studies[part.runs.stem] = study
                 outcomes |= {(part.runs.stem, outcome.condition): outcome for outcome in part.outcomes(study)}
-        rows = {}
-        for file, study in studies.items():
-            of_file = [outcome for (name, _), outcome in outcomes.items() if name == file]
-            rows |= {(file, row.condition): row for row in summarise(study, of_file).rows}
-        return cls(rows, studies)
+        return cls(outcomes, studies)
+
+    def fresh_examples(self, file: str, condition: Condition) -> dict[int, int] | str:
+        """To the target, by seed; a reason where there are none to compare."""
+        outcome = self.outcomes.get((file, condition))
+        if outcome is None or not outcome.trials:
+            return "not run"
+        if not outcome.is_done:
+            return "not finished"
+        reached = {run.seed: run.fresh_examples for run in outcome.repeats if run.status == "reached"}
+        if len(reached) < len(outcome.repeats) or not reached:
+            return f"{len(reached)} of {len(outcome.repeats)} seeds reach it"
+        return reached
+
+    def quotients(self, file: str, condition: Condition, base: tuple[str, Condition] | None = None) -> Spread | str:
+        """N(e) / N(1): of the means over the seeds, with the lowest and the highest of the seeds' own."""
+        found = self.fresh_examples(file, condition)
+        of_base = self.fresh_examples(*(base or (file, Condition.baseline(condition.batch_size))))
+        if isinstance(found, str):
+            return found
+        if isinstance(of_base, str):
+            return f"without echo {of_base}"
+        own = [count / of_base[seed] for seed, count in found.items()]
+        return Spread(sum(found.values()) / sum(of_base.values()), min(own), max(own))
 
     def ratio(self, file: str, condition: Condition, base: tuple[str, Condition] | None = None) -> str:
-        """Fresh examples over the mean of no echo: of the mean, and (lowest .. highest)."""
-        row = self.rows.get((file, condition))
-        reference = self.rows.get(base or (file, Condition.baseline(condition.batch_size)))
-        if row is None or reference is None or not sum(row.repeats.values()):
+        """The same as text."""
+        found = self.quotients(file, condition, base)
+        return found if isinstance(found, str) else spread(found, 2)
+
+    def final(self, file: str, condition: Condition) -> str:
+        """The metric at the budget, with as many decimals as tell about four digits."""
+        outcome = self.outcomes.get((file, condition))
+        finals = [] if outcome is None else [run.final for run in outcome.repeats if run.final is not None]
+        if outcome is None or not outcome.is_done or len(finals) < len(outcome.repeats):
             return "not run"
-        found, of_base = reached_by_all(row), reached_by_all(reference)
-        if found is None:
-            return f"{row.repeats['reached']} of {sum(row.repeats.values())} seeds reach it"
-        if of_base is None:
-            return f"{found.mean:,.0f}, without echo not reached"
-        return spread(Spread(found.mean / of_base.mean, found.low / of_base.mean, found.high / of_base.mean), 2)
-
-
-def reached_by_all(row: Row) -> Spread | None:
-    """Fresh examples to the target, None unless all seeds reached it."""
-    return row.fresh_examples if row.repeats["reached"] == sum(row.repeats.values()) else None
+        largest = max(map(abs, finals))
+        return spread(Spread.of(finals), 3 if largest < 10 else 1)
 
 
 def spread(value: Spread | None, decimals: int = 0) -> str:
@@ -113,11 +128,16 @@ def workloads_table(results: Results) -> str:
     """What is trained, to which target, and what it needs without echo."""
     rows = []
     for workload in WORKLOADS:
-        study = results.studies[workload]
-        row = results.rows[workload, baseline(workload)]
-        count = f"{study.batch_size}", f"{study.max_fresh_examples:,}"
-        rows.append([NAMES[workload], study.goal, *count, spread(row.fresh_examples), _final(row, study)])
-    titles = ("workload", "target", "batch", "budget", "fresh examples without echo", "metric at the budget")
+        study, found = results.studies[workload], results.fresh_examples(workload, baseline(workload))
+        every = importlib.import_module(f"workloads.{workload}").EVALUATE_EVERY
+        cells = [NAMES[workload], study.goal, f"{study.batch_size}", f"{study.max_fresh_examples:,}", f"{every:,}"]
+        without = found if isinstance(found, str) else spread(Spread.of(list(found.values())))
+        # N lies half a step of evaluations before where it is seen; a step is of 1 / e as many fresh examples.
+        favour = (
+            "-" if isinstance(found, str) else f"{every / 2 * (1 - 1 / 4) * len(found) / sum(found.values()):.2f}"
+        )
+        rows.append([*cells, without, favour])
+    titles = ("workload", "target", "batch", "budget", "evaluated every", "N(1)", "favour to e = 4")
     return markdown(titles, rows)
 
 
@@ -138,11 +158,10 @@ def summary_table(results: Results) -> str:
     """Every example twice and four times, at the last insertion point of each workload."""
     rows = []
     for workload in WORKLOADS:
-        study, variant = results.studies[workload], variants(workload)[-1]
-        ratios = [results.ratio(workload, condition(workload, variant, factor)) for factor in (2, 4)]
-        chosen = baseline(workload), condition(workload, variant, 4)
-        finals = [_final(results.rows[workload, one], study) for one in chosen]
-        rows.append([NAMES[workload], *ratios, study.metric, *finals])
+        four = condition(workload, variants(workload)[-1], 4)
+        ratios = [results.ratio(workload, replace(four, factor=factor)) for factor in (2, 4)]
+        finals = results.final(f"{workload}-{QUALITY}", baseline(workload)), results.final(workload, four)
+        rows.append([NAMES[workload], *ratios, results.studies[workload].metric, *finals])
     titles = ("", "fresh examples, e = 2", "e = 4", "metric", "after the same fresh examples, no echo", "e = 4")
     return markdown(titles, rows)
 
@@ -185,13 +204,13 @@ def factors_table(results: Results) -> str:
 def sizes_table(results: Results) -> str:
     """Batch and example echoing at e = 2, by batch size."""
     rows = []
+    file = f"resnet_fashion-{SIZE}"
     for batch_size in SIZES:
         base, examples, batches = sizes(batch_size)
-        file = f"resnet_fashion-{SIZE}"
-        row = results.rows.get((file, base))
-        without = "-" if row is None else spread(row.fresh_examples)
+        found = results.fresh_examples(file, base)
+        without = found if isinstance(found, str) else spread(Spread.of(list(found.values())))
         rows.append([f"{batch_size}", without, results.ratio(file, batches), results.ratio(file, examples)])
-    titles = ("batch size", "fresh examples without echo", "batch echoing, unshuffled", TITLES["before"])
+    titles = ("batch size", "N(1)", "batch echoing, unshuffled", TITLES["before"])
     return markdown(titles, rows)
 
 
@@ -214,16 +233,15 @@ def quality_table(results: Results) -> str:
     """The metric at an equal number of fresh examples, e = 4."""
     rows = []
     for workload in WORKLOADS:
-        study = results.studies[workload]
+        study, base = results.studies[workload], baseline(workload)
         cells = [f"{NAMES[workload]}, {study.metric}", f"{study.max_fresh_examples:,}"]
-        for variant in ("none", "batch", "after", "before"):
-            one = baseline(workload) if variant == "none" else None
-            if variant in variants(workload):
-                one = condition(workload, variant, 4)
-            row = None if one is None else results.rows.get((workload, one))
-            cells.append("-" if row is None else _final(row, study))
+        cells += [results.final(f"{workload}-{QUALITY}", base), results.final(workload, base)]
+        for variant in ("batch", "after", "before"):
+            is_there = variant in variants(workload)
+            cells.append(results.final(workload, condition(workload, variant, 4)) if is_there else "-")
         rows.append(cells)
-    titles = ("workload, metric", "fresh examples", "no echo", *(TITLES[v] for v in ("batch", "after", "before")))
+    none = "no echo, settings best for the metric", "no echo, settings best for N"
+    titles = ("workload, metric", "fresh examples", *none, *(TITLES[v] for v in ("batch", "after", "before")))
     return markdown(titles, rows)
 
 
@@ -259,18 +277,15 @@ def auto_table(results: Results) -> str:
     """ "auto" under a load that floats between R = 2 and 6, and the fixed factor 4."""
     rows = []
     for workload in LARGE:
-        study, variant = results.studies[workload], variants(workload)[-1]
+        variant = variants(workload)[-1]
         base = workload, baseline(workload)
         for file, factor in ((f"{workload}-{LOAD}", "auto"), (workload, 4)):
             one = condition(workload, variant, factor)
-            row = results.rows.get((file, one))
-            if row is None:
-                continue
-            realised = "-"
-            if row.updates is not None and row.fresh_examples is not None:
-                realised = f"{row.updates.mean * one.batch_size / row.fresh_examples.mean:.2f}"
-            cells = NAMES[workload], '"auto"' if factor == "auto" else f"fixed {factor}", realised
-            rows.append([*cells, results.ratio(file, one, base), _final(row, study)])
+            outcome = results.outcomes.get((file, one))
+            reached = [] if outcome is None else [run for run in outcome.repeats if run.status == "reached"]
+            uses = [run.updates * one.batch_size / run.fresh_examples for run in reached]
+            cells = NAMES[workload], '"auto"' if factor == "auto" else f"fixed {factor}", spread(Spread.of(uses), 2)
+            rows.append([*cells, results.ratio(file, one, base), results.final(file, one)])
     titles = ("workload", "factor", "uses of an example to the target", "N(e) / N(1)", "metric at the budget")
     return markdown(titles, rows)
 
@@ -285,14 +300,23 @@ def workers_table(results: Results) -> str:
     return markdown(("workload", "e", "in the pool", "in the workers"), rows)
 
 
-def _final(row: Row, study: Study) -> str:
-    """With as many decimals as tell about four digits."""
-    return spread(row.final, 3 if abs(study.target) < 10 else 1)
-
-
-def load(folder: Path) -> Results:
-    """Of the whole study, as far as it is made."""
-    return Results.load(parts(folder))
+def edges_table(results: Results) -> str:
+    """Where the best trial is at an end of what was searched."""
+    rows = []
+    for workload in WORKLOADS:
+        study = results.studies[workload]
+        done = [o for (file, _), o in results.outcomes.items() if file == workload and o.best is not None]
+        found = [
+            f"{outcome.condition.title.removesuffix(f', batch {study.batch_size}')} ({', '.join(names)})"
+            for outcome in done
+            if (
+                names := [
+                    edge.split(" ", 1)[0] for edge in at_edge(study, outcome.trials[outcome.best or 0].params)
+                ]
+            )
+        ]
+        rows.append([NAMES[workload], f"{len(found)} of {len(done)}", "; ".join(found) or "-"])
+    return markdown(("workload", "conditions", "which, and what"), rows)
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {
@@ -307,6 +331,7 @@ TABLES: Mapping[str, Callable[[Results], str]] = {
     "rates": rates_table,
     "auto": auto_table,
     "workers": workers_table,
+    "edges": edges_table,
 }
 """By the name in a page's marks."""
 PAGES = {"README.md": ("summary",), "docs/evidence.md": tuple(TABLES)}
@@ -332,10 +357,9 @@ def figure(results: Results) -> str:
         for batch_size in (None, large):
             file = f"{workload}-{LONG}" if batch_size else workload
             chosen = {factor: condition(workload, variant, factor, batch_size=batch_size) for factor in FACTORS}
-            found = {factor: row.ratio for factor, one in chosen.items() if (row := results.rows.get((file, one)))}
-            points = {1.0: 1.0} | {factor: value for factor, value in found.items() if value is not None}
-            name = f"{NAMES[workload]}, {chosen[2].batch_size}"
-            lines.append(Line(name, points))
+            found = {float(factor): results.quotients(file, one) for factor, one in chosen.items()}
+            points = {factor: value.mean for factor, value in found.items() if isinstance(value, Spread)}
+            lines.append(Line(f"{NAMES[workload]}, {chosen[2].batch_size}", {1.0: 1.0, **points}))
     lines += [
         Line(f"paper: {name}", {1.0: 1.0, **ratios}, is_dashed=True) for name, ratios in PAPERS_FACTORS.items()
     ]
