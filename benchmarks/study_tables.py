@@ -27,6 +27,7 @@ from study_parts import (
 from stretto.study import Condition, Outcome, Study
 from stretto.study.conditions import TITLES
 from stretto.study.points import at_edge
+from stretto.study.report import markdown_table, spread
 from stretto.study.rows import Spread
 
 NAMES = {
@@ -110,20 +111,6 @@ class Results:
         return spread(Spread.of(finals), 3 if largest < 10 else 1)
 
 
-def spread(value: Spread | None, decimals: int = 0) -> str:
-    """Mean (lowest .. highest)."""
-    if value is None:
-        return "-"
-    return f"{value.mean:,.{decimals}f} ({value.low:,.{decimals}f} .. {value.high:,.{decimals}f})"
-
-
-def markdown(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table; the first column is to the left."""
-    titles = list(titles)
-    lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def workloads_table(results: Results) -> str:
     """What is trained, to which target, and what it needs without echo."""
     rows = []
@@ -138,7 +125,7 @@ def workloads_table(results: Results) -> str:
         )
         rows.append([*cells, without, favour])
     titles = ("workload", "target", "batch", "budget", "evaluated every", "N(1)", "favour to e = 4")
-    return markdown(titles, rows)
+    return markdown_table([titles, *rows])
 
 
 def quick_table(results: Results, workloads: Iterable[str]) -> str:
@@ -151,7 +138,7 @@ def quick_table(results: Results, workloads: Iterable[str]) -> str:
         rows.append(
             [NAMES[workload], TITLES[variant], results.ratio(workload, one), f"{paper:g} ({KIN[workload]})"]
         )
-    return markdown(("workload", "e = 2", "N(2) / N(1)", "paper"), rows)
+    return markdown_table([("workload", "e = 2", "N(2) / N(1)", "paper"), *rows])
 
 
 def summary_table(results: Results) -> str:
@@ -163,7 +150,7 @@ def summary_table(results: Results) -> str:
         finals = results.final(f"{workload}-{QUALITY}", baseline(workload)), results.final(workload, four)
         rows.append([NAMES[workload], *ratios, results.studies[workload].metric, *finals])
     titles = ("", "fresh examples, e = 2", "e = 4", "metric", "after the same fresh examples, no echo", "e = 4")
-    return markdown(titles, rows)
+    return markdown_table([titles, *rows])
 
 
 def insertion_table(results: Results) -> str:
@@ -182,7 +169,7 @@ def insertion_table(results: Results) -> str:
             cells.append("; ".join(results.ratio(workload, one) for one in chosen) + f"; paper {paper:g}")
         rows.append([*cells, KIN[workload]])
     titles = ("workload", "batch echoing: unshuffled; buffer of 16", TITLES["after"], TITLES["before"], "paper's")
-    return markdown(titles, rows)
+    return markdown_table([titles, *rows])
 
 
 def factors_table(results: Results) -> str:
@@ -198,7 +185,7 @@ def factors_table(results: Results) -> str:
     for name, ratios in PAPERS_FACTORS.items():
         rows.append([f"paper: {name}", *(f"{ratios[factor]:g}" for factor in FACTORS)])
     rows.append(["ideal, 1 / e", *(f"{1 / factor:.3g}" for factor in FACTORS)])
-    return markdown(("", *(f"e = {factor}" for factor in FACTORS)), rows)
+    return markdown_table([("", *(f"e = {factor}" for factor in FACTORS)), *rows])
 
 
 def sizes_table(results: Results) -> str:
@@ -211,7 +198,7 @@ def sizes_table(results: Results) -> str:
         without = found if isinstance(found, str) else spread(Spread.of(list(found.values())))
         rows.append([f"{batch_size}", without, results.ratio(file, batches), results.ratio(file, examples)])
     titles = ("batch size", "N(1)", "batch echoing, unshuffled", TITLES["before"])
-    return markdown(titles, rows)
+    return markdown_table([titles, *rows])
 
 
 def buffers_table(results: Results) -> str:
@@ -226,7 +213,7 @@ def buffers_table(results: Results) -> str:
         for one in chosen:
             cells = NAMES[workload], TITLES[one.variant], f"{one.buffer_batches}"
             rows.append([*cells, results.ratio(workload, one)])
-    return markdown(("workload", "echo", "buffer, batches", "N(2) / N(1)"), rows)
+    return markdown_table([("workload", "echo", "buffer, batches", "N(2) / N(1)"), *rows])
 
 
 def quality_table(results: Results) -> str:
@@ -242,7 +229,7 @@ def quality_table(results: Results) -> str:
         rows.append(cells)
     none = "no echo, settings best for the metric", "no echo, settings best for N"
     titles = ("workload, metric", "fresh examples", *none, *(TITLES[v] for v in ("batch", "after", "before")))
-    return markdown(titles, rows)
+    return markdown_table([titles, *rows])
 
 
 def fours_table(results: Results) -> str:
@@ -255,7 +242,9 @@ def fours_table(results: Results) -> str:
         cells = [results.ratio(workload, one) for one in chosen]
         rows.append([NAMES[workload], *cells, *["-"] * (4 - len(cells))])
     last = f"{TITLES['before']}, buffer of 4"
-    return markdown(("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), last), rows)
+    return markdown_table(
+        [("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), last), *rows]
+    )
 
 
 def rates_table(results: Results) -> str:
@@ -270,7 +259,7 @@ def rates_table(results: Results) -> str:
                 for rule in RULES
             ]
             rows.append([NAMES[workload], TITLES[variant], *cells, results.ratio(workload, one)])
-    return markdown(("workload", "echo, e = 4", *RULES, "re-tuned, 3 trials"), rows)
+    return markdown_table([("workload", "echo, e = 4", *RULES, "re-tuned, 3 trials"), *rows])
 
 
 def auto_table(results: Results) -> str:
@@ -287,7 +276,7 @@ def auto_table(results: Results) -> str:
             cells = NAMES[workload], '"auto"' if factor == "auto" else f"fixed {factor}", spread(Spread.of(uses), 2)
             rows.append([*cells, results.ratio(file, one, base), results.final(file, one)])
     titles = ("workload", "factor", "uses of an example to the target", "N(e) / N(1)", "metric at the budget")
-    return markdown(titles, rows)
+    return markdown_table([titles, *rows])
 
 
 def workers_table(results: Results) -> str:
@@ -297,7 +286,7 @@ def workers_table(results: Results) -> str:
         for factor in (2, 4):
             chosen = [condition(workload, variant, factor) for variant in ("before", "workers")]
             rows.append([NAMES[workload], f"{factor}", *(results.ratio(workload, one) for one in chosen)])
-    return markdown(("workload", "e", "in the pool", "in the workers"), rows)
+    return markdown_table([("workload", "e", "in the pool", "in the workers"), *rows])
 
 
 def edges_table(results: Results) -> str:
@@ -316,7 +305,7 @@ def edges_table(results: Results) -> str:
             )
         ]
         rows.append([NAMES[workload], f"{len(found)} of {len(done)}", "; ".join(found) or "-"])
-    return markdown(("workload", "conditions", "which, and what"), rows)
+    return markdown_table([("workload", "conditions", "which, and what"), *rows])
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {

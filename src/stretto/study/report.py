@@ -29,12 +29,13 @@ def tables(report: Report) -> list[Table]:
 
 def markdown(report: Report) -> str:
     """The same tables in Markdown, without a line end behind them."""
-    return "\n\n".join(map(_to_markdown, (_results(report), _tuning(report))))
+    return "\n\n".join(map(markdown_table, (_results(report), _tuning(report))))
 
 
-def _to_markdown(cells: list[list[str]]) -> str:
+def markdown_table(cells: Sequence[Sequence[str]]) -> str:
+    """Titles and rows as Markdown; the first column is to the left."""
     titles, *rows = cells
-    lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *rows]
+    lines: list[Sequence[str]] = [titles, ["---"] + ["---:"] * (len(titles) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -96,10 +97,10 @@ text{font:14px system-ui,sans-serif;fill:#24292f}
 """
 
 
-def _bar(row: Row, spread: Spread, y: int, scale: float) -> list[str]:
-    low, high = _LEFT + spread.low * scale, _LEFT + spread.high * scale
-    label = f"{spread.mean:,.0f}" + ("" if row.ratio is None else f" ({row.ratio:.2f})")
-    width, middle = max(1.0, spread.mean * scale), y + _BAR / 2
+def _bar(row: Row, count: Spread, y: int, scale: float) -> list[str]:
+    low, high = _LEFT + count.low * scale, _LEFT + count.high * scale
+    label = f"{count.mean:,.0f}" + ("" if row.ratio is None else f" ({row.ratio:.2f})")
+    width, middle = max(1.0, count.mean * scale), y + _BAR / 2
     ends = f"M{low:.1f} {middle - 5}v10M{high:.1f} {middle - 5}v10"
     return [
         f'<rect class="bar" x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="3"/>',
@@ -120,14 +121,14 @@ def _results(report: Report) -> list[list[str]]:
         else:
             cells = [
                 row.title,
-                _spread(row.fresh_examples) + _part(row.repeats["reached"], row),
+                spread(row.fresh_examples) + _part(row.repeats["reached"], row),
                 "1" if row.condition.variant == "none" else _number(row.ratio),
                 _number(row.ideal),
-                _spread(row.updates),
-                _spread(row.seconds, decimals=1),
+                spread(row.updates),
+                spread(row.seconds, decimals=1),
             ]
         if has_final:
-            cells.append(_spread(row.final, decimals=_decimals(report.rows)) + _part(row.num_final, row))
+            cells.append(spread(row.final, decimals=_decimals(report.rows)) + _part(row.num_final, row))
         rows.append(cells)
     return [titles, *rows]
 
@@ -140,7 +141,7 @@ def _tuning(report: Report) -> list[list[str]]:
     for row in report.rows:
         counts = [str(row.trials[status]) for status in _STATUSES]
         best = [_number(None if row.params is None else row.params[name]) for name in report.study.ranges]
-        rows.append([row.title, *counts, *best, _spread(row.au_percent)])
+        rows.append([row.title, *counts, *best, spread(row.au_percent)])
     return [titles, *rows]
 
 
@@ -179,8 +180,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _spread(spread: Spread | None, decimals: int = 0) -> str:
-    """Mean, lowest and highest."""
-    if spread is None:
+def spread(value: Spread | None, decimals: int = 0) -> str:
+    """Mean (lowest .. highest)."""
+    if value is None:
         return "-"
-    return f"{spread.mean:,.{decimals}f} ({spread.low:,.{decimals}f} .. {spread.high:,.{decimals}f})"
+    return f"{value.mean:,.{decimals}f} ({value.low:,.{decimals}f} .. {value.high:,.{decimals}f})"
