@@ -2,78 +2,33 @@
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
-from stretto.study import Condition, MakeLoader, Outcome, Run, Search, Settings, Study, TrainError, Watcher
+from stretto.study import MakeLoader, Outcome, Run, Search, Settings, TrainError, Watcher
 from stretto.study.points import point
 from stretto.study.processes import Job
 from stretto.study.records import Task
 from stretto.study.storage import objective
 from tests.forked import python
-from tests.study.toys import BASELINE, BEFORE, WORKERS, augment, learn, loader_of, make_study
-
-CONDITIONS = (BASELINE, BEFORE)
-
-
-class Seen(Watcher):
-    """Remembers what was run."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[Condition, str]] = []
-
-    def begins(self, task: Task) -> None:
-        self.begun.append((task.condition, task.key))
-
-
-def searched(
-    study: Study, storage: Path, conditions: Sequence[Condition] = CONDITIONS, **options: Any
-) -> tuple[list[Outcome], Seen]:
-    """The outcomes of a study that was run to its end here, and what was run for it."""
-    seen = Seen()
-    with Search(study, conditions, storage, **{"trials": 2, "seeds": 2, **options}) as search:
-        search.work(seen)
-        return search.outcomes(), seen
-
-
-def timeless(outcomes: list[Outcome]) -> list[Any]:
-    """What two machines would agree on."""
-    return [
-        (
-            outcome.condition,
-            outcome.best,
-            outcome.is_done,
-            [
-                (*sorted(run.params.items()), run.seed, run.status, run.fresh_examples, run.best, run.final)
-                for run in runs
-            ],
-        )
-        for outcome in outcomes
-        for runs in (outcome.trials, outcome.repeats)
-    ]
-
-
-def failing(
-    is_to_fail: Callable[[Settings, int], bool], fail: Callable[[], None]
-) -> Callable[..., Iterator[float]]:
-    """`learn`, but `fail` is called in some runs after two updates."""
-
-    def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[float]:
-        for update, value in enumerate(learn(settings, make_loader, seed)):
-            if update == 2 and is_to_fail(settings, seed):
-                fail()
-            yield value
-
-    train.__qualname__ = "learn"
-    return train
-
-
-def divide() -> None:
-    1 / 0  # noqa: B018
+from tests.study.toys import (
+    BASELINE,
+    BEFORE,
+    CONDITIONS,
+    WORKERS,
+    Seen,
+    augment,
+    divide,
+    failing,
+    loader_of,
+    make_study,
+    searched,
+    timeless,
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +79,7 @@ def test_a_study_whose_process_was_killed_goes_on_and_ends_the_same(
 import os, signal, sys
 from pathlib import Path
 from stretto.study import Search, Watcher
-from tests.study.test_search import CONDITIONS, failing
-from tests.study.toys import make_study
+from tests.study.toys import CONDITIONS, failing, make_study
 kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
 study = make_study(failing(lambda settings, seed: settings.max_updates > 50 and seed == 100, kill))
 Search(study, CONDITIONS, Path(sys.argv[1]), trials=2, seeds=2).work(Watcher())
