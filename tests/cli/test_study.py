@@ -189,6 +189,7 @@ app(sys.argv[1:])
         ({}, "--variants none,behind", "variant 'behind': expected one of none, batch, after, before, workers"),
         ({}, "--buffers 8,big", "--buffers 8,big: expected integers >= 1"),
         ({}, "--batch-sizes 0", "batch_size=0: expected an integer >= 1"),
+        ({}, "--batch-sizes 2000", "batch_size=2000: expected at most the study's budget, max_fresh_examples=1200"),
         ({}, "--storage absent/s.db", "absent/s.db: there is no folder"),
         ({}, "--json absent/s.json", "absent/s.json: there is no folder"),
         ({}, "--storage digits_study.py", "digits_study.py is no SQLite file"),

@@ -1,8 +1,10 @@
 """What a study compares."""
 
+from pathlib import Path
+
 import pytest
 
-from stretto.study import Condition, plan
+from stretto.study import Condition, Search, plan
 from tests.study.toys import make_study
 
 
@@ -69,3 +71,13 @@ def test_a_plan_of_nothing_is_refused() -> None:
         plan(make_study(), [], ["before"])
     with pytest.raises(ValueError, match="variant 'behind': expected one of"):
         plan(make_study(), [2], ["behind"])
+
+
+def test_a_batch_may_be_as_large_as_the_budget_and_no_larger(tmp_path: Path) -> None:
+    study, says = make_study(), "batch_size=201: expected at most the study's budget, max_fresh_examples=200"
+    assert plan(study, variants=["none"], batch_sizes=[200]) == [Condition.baseline(200)]
+    with pytest.raises(ValueError, match=says):
+        plan(study, batch_sizes=[4, 201])
+    with pytest.raises(ValueError, match=says):
+        Search(study, [Condition.baseline(201)], tmp_path / "s.db")
+    assert list(tmp_path.iterdir()) == []

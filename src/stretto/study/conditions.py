@@ -1,6 +1,6 @@
 """The conditions that a study compares: where to echo, how often, from which buffer, in batches of which size."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -81,7 +81,7 @@ def plan(
         buffers: in batches; default: the study's.
         batch_sizes: default: the study's.
 
-    Raises TypeError or ValueError for what cannot work.
+    Raises TypeError or ValueError for what cannot work, such as a batch that is larger than the study's budget.
     """
     possible = [variant for variant in VARIANTS if study.has_augment or variant != "before"]
     if variants is None:
@@ -104,7 +104,18 @@ def plan(
                     found |= {Condition(variant, factor, buffer, batch_size): None for factor in factors}  # type: ignore[arg-type]
     if not found:
         raise ValueError("there is nothing to run: expected a variant, and factors unless it is none")
+    check_batches(study, found)
     return list(found)
+
+
+def check_batches(study: Study, conditions: Iterable[Condition]) -> None:
+    """Raise ValueError for a condition whose batches are larger than the study's budget of fresh examples."""
+    for condition in conditions:
+        if condition.batch_size > study.max_fresh_examples:
+            raise ValueError(
+                f"batch_size={condition.batch_size}: expected at most the study's budget, "
+                f"max_fresh_examples={study.max_fresh_examples}, which is spent in one update otherwise"
+            )
 
 
 def _text(factor: Factor) -> str:

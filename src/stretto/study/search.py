@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.study import records
-from stretto.study.conditions import Condition
+from stretto.study.conditions import Condition, check_batches
 from stretto.study.points import point
 from stretto.study.records import Record, Task
 from stretto.study.run import Run, run
@@ -70,7 +70,7 @@ class Search:
             the storage has from a search without it are made again.
         runs: a file that gets a line for each run. Runs that it has already are not made again.
 
-    Raises ValueError if one of the files belongs to something else.
+    Raises ValueError if one of the files belongs to something else, or a batch is larger than the study's budget.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Search:
         check_count("seeds", seeds)
         self.study = study
         self.conditions = tuple(conditions)
+        check_batches(study, self.conditions)
         self._num_trials = trials
         self._num_seeds = seeds
         self._to_budget = to_budget
