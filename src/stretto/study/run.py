@@ -36,7 +36,7 @@ class Run:
     updates: int
     """Made by then."""
     seconds: float
-    """Passed by then, from the first batch asked for, evaluations that a function makes not counted."""
+    """Passed by then, from the call of make_loader on, evaluations that a function makes not counted."""
     best: float | None
     """The best metric value of all."""
     final: float | None = None
