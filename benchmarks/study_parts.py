@@ -11,7 +11,7 @@ from debian import cache_folder
 from study_load import train_under_load
 
 from stretto.study import Condition, Outcome, Search, Study
-from stretto.study.records import Record, read
+from stretto.study.records import Record, best_of, read
 from stretto.study.search import outcome_of
 
 RESULTS = Path(__file__).parent / "results" / "study"
@@ -96,7 +96,7 @@ class Part:
     def outcomes(self, study: Study) -> list[Outcome]:
         """What its runs come to, as far as they are made."""
         made: dict[tuple[Condition, bool], dict[str, Record]] = {}
-        for record in read(self.runs, study.fingerprint):
+        for record in best_of(read(self.runs, study.fingerprint)).values():
             made.setdefault((record.task.condition, record.task.is_repeat), {})[record.task.key] = record
         return [
             outcome_of(

@@ -1,11 +1,13 @@
 """Finished runs in a file of lines."""
 
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from stretto.study import run
-from stretto.study.records import Record, Task, append, read
+from stretto.study.records import Record, Task, append, best_of, read
 from tests.study.toys import BASELINE, BEFORE, PARAMS, make_study
 
 STUDY = make_study()
@@ -41,6 +43,22 @@ def test_a_line_that_was_cut_off_is_passed_over_and_stays_apart_from_the_next(
         assert read(path, STUDY.fingerprint) == records[:1]
         append(path, STUDY.fingerprint, records[1])
         assert read(path, STUDY.fingerprint) == records
+
+
+def test_of_a_tasks_runs_one_that_did_not_crash_counts_then_one_with_the_final_metric_then_the_later(
+    records: list[Record],
+) -> None:
+    other, first = records
+    worst_first = [
+        Record(first.task, replace(first.run, status=status, final=final))
+        for status, final in (("crashed", None), ("crashed", 1.5), ("missed", None), ("reached", 1.5))
+    ]
+    for count in range(1, 5):
+        for order in permutations(worst_first[:count]):
+            assert best_of([other, *order]) == {other.task: other, first.task: worst_first[count - 1]}
+    for record in worst_first:
+        again = Record(first.task, replace(record.run, seconds=0.5))
+        assert best_of([record, again]) == {first.task: again}
 
 
 def test_runs_of_another_study_are_refused_with_both_values(path: Path) -> None:

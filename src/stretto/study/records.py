@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,24 @@ def read(path: Path, fingerprint: Mapping[str, Any]) -> list[Record]:
     return found
 
 
+def is_preferred(run: Run, to: Run) -> bool:
+    """Whether a run counts in place of another of its task.
+
+    One that did not crash counts before one that did, then one with the final metric before one without.
+    """
+    return _quality(run) > _quality(to)
+
+
+def best_of(records: Iterable[Record]) -> dict[Task, Record]:
+    """Of each task the run that counts; the later of two that are as good."""
+    found: dict[Task, Record] = {}
+    for record in records:
+        before = found.get(record.task)
+        if before is None or not is_preferred(before.run, record.run):
+            found[record.task] = record
+    return found
+
+
 def check_same(where: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise ValueError, naming both values of all that differs, if two fingerprints are not of one study."""
     differing = [
@@ -97,3 +115,7 @@ def check_same(where: str, found: Mapping[str, Any], expected: Mapping[str, Any]
             f"{where} belongs to another study: {'; '.join(sorted(differing))}. Nothing was changed; make the "
             "study as it was, or choose another place"
         )
+
+
+def _quality(run: Run) -> tuple[bool, bool]:
+    return run.status != "crashed", run.final is not None

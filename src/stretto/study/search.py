@@ -16,6 +16,7 @@ from stretto.study.study import Study, check_count
 SEARCH_SEED = 0
 FIRST_REPEAT_SEED = 100
 _POLL_S = 0.5  # between looks at what other processes have in hand
+_MAX_KILLED = 3  # processes that die of a run before it counts as crashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Search:
         seeds: repeats of each condition's best.
         to_budget: let repeats go on behind the target to the study's fixed budget, for the final metric. Those that
             the storage has from a search without it are made again.
-        runs: a file that gets a line for each run. Runs that it has already are not made again.
+        runs: a file that gets a line for each run. Runs that it has already are not made again; of several of a
+            task `records.best_of` says which counts.
 
     Raises ValueError if one of the files belongs to something else, or a batch is larger than the study's budget.
     """
@@ -120,7 +122,7 @@ class Search:
     def work(self, watcher: Watcher) -> None:
         """Make runs until all are made, by this process or by others. An interrupted run is left to be made again.
 
-        Raises TrainError.
+        So is one whose process is killed, three times; then it counts as crashed. Raises TrainError.
         """
         while not self.is_done:
             if not self.take(watcher):
@@ -139,6 +141,7 @@ class Search:
 
     def retry_crashed(self) -> None:
         """Make the runs that crashed again."""
+        self._done.clear()
         for condition in self.conditions:
             for is_repeat in (False, True):
                 self._storage.supersede(condition, is_repeat, lambda made: made.status == "crashed")
@@ -188,32 +191,34 @@ class Search:
         )
 
     def _take(self, condition: Condition, watcher: Watcher) -> bool:
-        outcome = self.outcome(condition)
-        is_repeat = outcome.best is not None
-        if outcome.best is None:
-            self._storage.want(_trials(condition, self._num_trials))
-        else:
-            self._storage.want(_repeats(condition, outcome.best, self._num_seeds))
-        return self._storage.take(condition, is_repeat, lambda task: self._execute(task, watcher))
+        best = self.outcome(condition).best
+        wanted = (
+            _trials(condition, self._num_trials) if best is None else _repeats(condition, best, self._num_seeds)
+        )
+        return self._storage.take(wanted, lambda task: self._execute(task, watcher))
 
     def _execute(self, task: Task, watcher: Watcher) -> Run:
         watcher.begins(task)
-        done = run(
-            self.study,
-            task.condition,
-            point(self.study, task.trial),
-            task.seed,
-            to_budget=task.is_repeat and self._to_budget,
-            on_update=lambda fresh_examples, value: watcher.updates(task, fresh_examples, value),
-        )
+        params = point(self.study, task.trial)
+        if self._storage.num_killed(task) < _MAX_KILLED:
+            done = run(
+                self.study,
+                task.condition,
+                params,
+                task.seed,
+                to_budget=task.is_repeat and self._to_budget,
+                on_update=lambda fresh_examples, value: watcher.updates(task, fresh_examples, value),
+            )
+        else:
+            done = _killed(task, params)
         if self._runs is not None:
             records.append(self._runs, self.study.fingerprint, Record(task, done))
         watcher.ends(task, done)
         return done
 
     def _exchange(self, path: Path, written: list[Record]) -> None:
-        """Enter the runs of the file into the storage, and those of the storage that it lacks into the file."""
-        for record in {record.task: record for record in written}.values():  # of two of a task the later
+        """Enter the runs of the file into the storage, and the other way round, where there is none as good."""
+        for record in records.best_of(written).values():
             if record.task.condition in self.conditions:
                 self._storage.enter(record)
         made = [
@@ -223,9 +228,10 @@ class Search:
             for record in self._storage.finished(condition, is_repeat=is_repeat).values()
         ]
         # Read again, and last: another process writes a run's line before it is finished in the storage.
-        known = {record.task for record in records.read(path, self.study.fingerprint)}
+        known = records.best_of(records.read(path, self.study.fingerprint))
         for record in made:
-            if record.task not in known:
+            before = known.get(record.task)
+            if before is None or records.is_preferred(record.run, before.run):
                 records.append(path, self.study.fingerprint, record)
 
 
@@ -264,6 +270,21 @@ def _best(study: Study, trials: list[Run]) -> int | None:
     values = [objective(study, made) for made in trials]
     best = values.index(min(values))
     return best if trials[best].status in ("reached", "missed") else None
+
+
+def _killed(task: Task, params: Mapping[str, float]) -> Run:
+    """A run that no process lived to finish."""
+    return Run(
+        condition=task.condition,
+        params=params,
+        seed=task.seed,
+        status="crashed",
+        fresh_examples=0,
+        updates=0,
+        seconds=0.0,
+        best=None,
+        error=f"{_MAX_KILLED} processes that made this run were killed, often for their memory",
+    )
 
 
 def _stopped_before_budget(repeat: Run) -> bool:

@@ -2,16 +2,18 @@
 
 An Optuna study for the trials of each condition and one for its repeats. A run that is wanted is enqueued there as
 a waiting trial, which exactly one process takes; if that process dies, the trial fails and the run is enqueued
-again. Processes may enqueue a run twice at the same moment: of its trials the first that has not failed is the one
-that counts.
+again. Processes may enqueue a run twice at the same moment: of its trials a complete one counts, else the first
+that has not failed. Of several complete ones `records.best_of` says which counts.
 """
 
 import contextlib
+import math
 import platform
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +22,9 @@ import psutil
 
 from stretto.study.conditions import Condition
 from stretto.study.points import point
-from stretto.study.records import Record, Task, check_same
+from stretto.study.records import Record, Task, best_of, check_same, is_preferred
 from stretto.study.run import Run
-from stretto.study.study import Study, TrainError
+from stretto.study.study import Study
 
 if TYPE_CHECKING:
     import optuna
@@ -69,21 +71,19 @@ class Storage:
 
     def finished(self, condition: Condition, *, is_repeat: bool) -> dict[str, Record]:
         """The runs that are done, by their task's key."""
-        found: dict[str, Record] = {}
         superseded = self._superseded(condition, is_repeat)
-        for trial in self._trials(condition, is_repeat):
-            if trial.state == self._optuna.trial.TrialState.COMPLETE and trial.number not in superseded:
-                run = Run.from_plain(trial.user_attrs["run"])
-                task = Task(condition, trial.user_attrs["trial"], run.seed, is_repeat)
-                found.setdefault(task.key, Record(task, run))
-        return found
+        made = self._made(condition, is_repeat).items()
+        counting = best_of(record for number, record in made if number not in superseded)
+        return {task.key: record for task, record in counting.items()}
 
     def seconds(self, condition: Condition, *, is_repeat: bool) -> list[float]:
         """How long each finished run took on the wall clock; none for those from a file of runs."""
         return [
             trial.duration.total_seconds()
             for trial in self._trials(condition, is_repeat)
-            if trial.duration is not None and "owner" in trial.user_attrs
+            if trial.state == self._optuna.trial.TrialState.COMPLETE
+            and trial.duration is not None
+            and "owner" in trial.user_attrs
         ]
 
     def running(self, condition: Condition, *, is_repeat: bool) -> list[str]:
@@ -95,30 +95,31 @@ class Storage:
             if t.state == state and "task" in t.user_attrs
         ]
 
-    def want(self, tasks: Iterable[Task]) -> None:
-        """Enqueue those that are neither done nor in hand nor waiting."""
-        for task in tasks:
-            study = self._studies[task.condition.key, task.is_repeat]
-            superseded = self._superseded(task.condition, task.is_repeat)
-            if self._first(study, task.key, superseded) is None:
-                study.enqueue_trial(point(self._study, task.trial), user_attrs=_attributes(task))
+    def num_killed(self, task: Task) -> int:
+        """How many processes died while they made the run, since it was made the last time."""
+        states, count = self._optuna.trial.TrialState, 0
+        for trial in self._trials(task.condition, task.is_repeat):
+            if trial.user_attrs.get("task") == task.key:
+                if trial.state == states.COMPLETE:
+                    count = 0
+                elif trial.state == states.FAIL and trial.user_attrs.get("interrupted") is False:
+                    count += 1
+        return count
 
     def enter(self, record: Record) -> None:
-        """Take over a run that was made elsewhere, unless there is one.
+        """Take over a run that was made elsewhere, unless there is or was one as good.
 
         Raises ValueError if its settings are not those of its trial.
         """
         task, expected = record.task, point(self._study, record.task.trial)
-        if dict(record.run.params) != expected:
+        if not _is_close(record.run.params, expected):
             raise ValueError(
                 f"{task.condition.title}, {task.key}, has the settings {dict(record.run.params)}, expected "
                 f"{expected}: it was made by another version of stretto"
             )
-        # Nor where it crashed and is to be made again.
-        if any(
-            trial.user_attrs.get("task") == task.key and "run" in trial.user_attrs
-            for trial in self._trials(task.condition, task.is_repeat)
-        ):
+        # Or was: what is to be made again must not come back.
+        made = self._made(task.condition, task.is_repeat).values()
+        if not all(is_preferred(record.run, other.run) for other in made if other.task == task):
             return
         self._studies[task.condition.key, task.is_repeat].add_trial(
             self._optuna.trial.create_trial(
@@ -129,36 +130,52 @@ class Storage:
             )
         )
 
-    def take(self, condition: Condition, is_repeat: bool, execute: Callable[[Task], Run]) -> bool:
-        """Make one of the waiting runs; False if there is none. What `execute` raises is passed on."""
+    def take(self, tasks: Sequence[Task], execute: Callable[[Task], Run]) -> bool:
+        """Make one of the tasks, which are of one condition and kind; False if all are done or in hand.
+
+        What `execute` raises is passed on.
+        """
+        wanted = {task.key: task for task in tasks}
+        condition, is_repeat = tasks[0].condition, tasks[0].is_repeat
         study, states = self._studies[condition.key, is_repeat], self._optuna.trial.TrialState
         self._release_dead(study)
-        if not study.get_trials(deepcopy=False, states=(states.WAITING,)):
+        counting = self._counting(condition, is_repeat)
+        for key, task in wanted.items():
+            if key not in counting:
+                study.enqueue_trial(point(self._study, task.trial), user_attrs=_attributes(task))
+        if all(key in counting and counting[key].state != states.WAITING for key in wanted):
             return False
 
         taken: int | None = None
+        failure: BaseException | None = None
 
         def objective_of(trial: "optuna.Trial") -> float:
-            nonlocal taken
-            key = trial.user_attrs.get("task")
-            # Without a task it is one that Optuna made, as another process was quicker to take the last.
-            first = None if key is None else self._first(study, key, self._superseded(condition, is_repeat))
-            if first != trial.number:
-                raise self._optuna.TrialPruned
+            nonlocal taken, failure
             taken = trial.number
+            # Optuna gives the first that waits, wanted or not, and where none does, as another process was quicker,
+            # one that it makes, without a task.
+            key = trial.user_attrs.get("task", "")
+            first = self._counting(condition, is_repeat).get(key)
+            if key not in wanted or first is None or first.number != trial.number:
+                raise self._optuna.TrialPruned
             trial.set_user_attr("owner", _this_process())
+            trial.set_user_attr("interrupted", False)
             for name, distribution in self._distributions().items():
                 trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-            task = Task(condition, trial.user_attrs["trial"], trial.user_attrs["seed"], is_repeat)
-            run = execute(task)
+            try:
+                run = execute(wanted[key])
+            except BaseException as error:
+                failure = error
+                trial.set_user_attr("interrupted", True)
+                raise
             trial.set_user_attr("run", run.to_plain())
             return objective(self._study, run)
 
         try:
             study.optimize(objective_of, n_trials=1)
-        except TrainError:
-            raise
         except (ValueError, RuntimeError):
+            if failure is not None:
+                raise failure from None
             # A machine that slept: another process took this one for dead, and the run is being made again.
             if taken is None or study.get_trials(deepcopy=False)[taken].state != states.FAIL:
                 raise
@@ -167,11 +184,8 @@ class Storage:
     def supersede(self, condition: Condition, is_repeat: bool, is_outdated: Callable[[Run], bool]) -> None:
         """Let the runs of which `is_outdated` is true be made again."""
         before = self._superseded(condition, is_repeat)
-        outdated = [
-            trial.number
-            for trial in self._trials(condition, is_repeat)
-            if "run" in trial.user_attrs and is_outdated(Run.from_plain(trial.user_attrs["run"]))
-        ]
+        made = self._made(condition, is_repeat).items()
+        outdated = [number for number, record in made if is_outdated(record.run)]
         if not set(outdated) <= set(before):
             superseded = sorted({*before, *outdated})
             self._studies[condition.key, is_repeat].set_user_attr("superseded", superseded)
@@ -219,23 +233,33 @@ class Storage:
     def _trials(self, condition: Condition, is_repeat: bool) -> "list[optuna.trial.FrozenTrial]":
         return self._studies[condition.key, is_repeat].get_trials(deepcopy=False)
 
+    def _made(self, condition: Condition, is_repeat: bool) -> dict[int, Record]:
+        """All runs, those too that are to be made again, by their trial's number."""
+        found = {}
+        for trial in self._trials(condition, is_repeat):
+            if trial.state == self._optuna.trial.TrialState.COMPLETE:
+                run = Run.from_plain(trial.user_attrs["run"])
+                found[trial.number] = Record(Task(condition, trial.user_attrs["trial"], run.seed, is_repeat), run)
+        return found
+
     def _superseded(self, condition: Condition, is_repeat: bool) -> list[int]:
         found: list[int] = self._studies[condition.key, is_repeat].user_attrs.get("superseded", [])
         return found
 
-    def _first(self, study: "optuna.Study", key: str, superseded: list[int]) -> int | None:
-        """The number of the task's trial that counts, if there is one."""
+    def _counting(self, condition: Condition, is_repeat: bool) -> "dict[str, optuna.trial.FrozenTrial]":
+        """The trial that counts of each task that has one, by the task's key."""
         states = self._optuna.trial.TrialState
-        return next(
-            (
-                trial.number
-                for trial in study.get_trials(deepcopy=False)
-                if trial.user_attrs.get("task") == key
-                and trial.state in (states.WAITING, states.RUNNING, states.COMPLETE)
-                and trial.number not in superseded
-            ),
-            None,
-        )
+        superseded = self._superseded(condition, is_repeat)
+        found: dict[str, optuna.trial.FrozenTrial] = {}
+        for trial in self._trials(condition, is_repeat):
+            key = trial.user_attrs.get("task")
+            if key is None or trial.number in superseded:
+                continue
+            if trial.state == states.COMPLETE or (
+                trial.state in (states.WAITING, states.RUNNING) and key not in found
+            ):
+                found[key] = trial
+        return found
 
     def _distributions(self) -> "dict[str, optuna.distributions.FloatDistribution]":
         make = self._optuna.distributions.FloatDistribution
@@ -243,10 +267,13 @@ class Storage:
         return {name: make(low, high, log=self._study.is_log(name)) for name, (low, high) in ranges}
 
     def _release_dead(self, study: "optuna.Study") -> None:
-        """Fail the trials of this machine's processes that are no more; Optuna does so for others after a while."""
+        """Fail the trials of processes that are no more; those of other machines only after the time of grace."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            self._optuna.storages.fail_stale_trials(study)
         states = self._optuna.trial.TrialState
         for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            if _is_dead(trial.user_attrs.get("owner")):
+            if _is_dead(trial):
                 try:
                     study.tell(trial.number, state=states.FAIL)
                 except (ValueError, RuntimeError):  # another process was quicker
@@ -272,9 +299,13 @@ def _this_process() -> dict[str, Any]:
     return {"host": platform.node(), "pid": process.pid, "created": process.create_time()}
 
 
-def _is_dead(owner: Any) -> bool:
-    """Whether it was a process of this machine that has ended."""
-    if owner is None or owner["host"] != platform.node():
+def _is_dead(trial: "optuna.trial.FrozenTrial") -> bool:
+    """Whether the process that has it in hand is known to have ended."""
+    owner = trial.user_attrs.get("owner")
+    if owner is None:  # a process says so as soon as it has taken a trial
+        began = trial.datetime_start
+        return began is not None and (datetime.now() - began).total_seconds() > _GRACE_S
+    if owner["host"] != platform.node():
         return False
     try:
         process = psutil.Process(owner["pid"])
@@ -282,6 +313,13 @@ def _is_dead(owner: Any) -> bool:
         return bool(is_another or process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def _is_close(params: Mapping[str, float], expected: Mapping[str, float]) -> bool:
+    """Whether they are the same but for what another machine's mathematics rounds otherwise."""
+    return params.keys() == expected.keys() and all(
+        math.isclose(params[name], value, rel_tol=1e-9) for name, value in expected.items()
+    )
 
 
 def _check_file(path: Path) -> None:
