@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at the same time")
     arguments = parser.parse_args()
     if not arguments.quick:
+        prepare_process()
         wanted = list(parts())
         if not arguments.tables:
             _make(wanted, arguments.processes)
@@ -143,5 +144,4 @@ def _work(wanted: Sequence[Part]) -> None:
 
 
 if __name__ == "__main__":
-    prepare_process()
     main()

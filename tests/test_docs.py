@@ -32,11 +32,16 @@ def test_the_table_in_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
 
 
 @pytest.mark.parametrize(
-    "benchmark", ["accuracy", "both", "pipeline_emulated", "pipeline_memory", "pipeline_speed"]
+    ("benchmark", "guide"),
+    [
+        *((name, "pipelining") for name in ("accuracy", "both")),
+        *((name, "pipelining") for name in ("pipeline_emulated", "pipeline_memory", "pipeline_speed")),
+        ("study_store", "evidence"),
+    ],
 )
-def test_the_tables_in_the_guide_to_pipelining_are_those_of_the_records(benchmark: str) -> None:
+def test_the_tables_in_the_guides_are_those_of_the_records(benchmark: str, guide: str) -> None:
     table = json.loads((ROOT / f"benchmarks/results/{benchmark}.json").read_text())["table"]
-    page = (ROOT / "docs/pipelining.md").read_text()
+    page = (ROOT / f"docs/{guide}.md").read_text()
     assert f"<!-- made by benchmarks/{benchmark}.py -->\n{table}\n<!-- end -->" in page
 
 
