@@ -81,4 +81,4 @@ def test_a_quick_study_ends_with_its_table_and_leaves_nothing(
     assert done.returncode == 0, done.stderr
     assert "[4 of 4 runs, 0 s left]" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("| ResNet, Fashion-MNIST | examples, before augmentation | 0.")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("stretto-study-*")) == []
