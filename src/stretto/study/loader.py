@@ -131,7 +131,9 @@ class _Counted:
     def __init__(
         self, fresh: Iterable[Any], batch_size: int, augment: Augment | None, generator: torch.Generator
     ) -> None:
-        self.base_dataloader = fresh  # by this name stretto.echo finds what to seed
+        self._fresh = fresh
+        # By this name stretto.echo finds what to seed.
+        self.base_dataloader = getattr(fresh, "base_dataloader", fresh)
         self.rows_of: list[int] = []
         """Examples in the first batch, the first two, and so on."""
         self._batch_size = batch_size
@@ -139,7 +141,7 @@ class _Counted:
         self._generator = generator
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.base_dataloader:
+        for batch in self._fresh:
             rows = _num_rows(batch)
             if not self.rows_of and rows != self._batch_size:
                 raise TrainError(
@@ -152,7 +154,7 @@ class _Counted:
     def __getattr__(self, name: str) -> Any:
         if name not in _FORWARDED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.base_dataloader, name)
+        return getattr(self._fresh, name)
 
 
 def _num_rows(batch: Any) -> int:
