@@ -7,7 +7,7 @@ from html import escape
 
 WIDTH, HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 250, 52, 48
-_COLOURS = ("#2f6cbf", "#e08a3c", "#3b9b6d", "#b0509a", "#7a7a7a", "#a08030")
+_COLOURS = ("#2f6cbf", "#e08a3c", "#3b9b6d", "#b0509a", "#a08030", "#c0504d", "#7a7a7a")
 _CSS = """
 text{font:13px system-ui,sans-serif;fill:#24292f}
 .title{font-weight:600;font-size:16px}

@@ -348,7 +348,8 @@ def figure(results: Results) -> str:
             chosen = {factor: condition(workload, variant, factor, batch_size=batch_size) for factor in FACTORS}
             found = {float(factor): results.quotients(file, one) for factor, one in chosen.items()}
             points = {factor: value.mean for factor, value in found.items() if isinstance(value, Spread)}
-            lines.append(Line(f"{NAMES[workload]}, {chosen[2].batch_size}", {1.0: 1.0, **points}))
+            if points:
+                lines.append(Line(f"{NAMES[workload]}, {chosen[2].batch_size}", {1.0: 1.0, **points}))
     lines += [
         Line(f"paper: {name}", {1.0: 1.0, **ratios}, is_dashed=True) for name, ratios in PAPERS_FACTORS.items()
     ]

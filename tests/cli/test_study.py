@@ -153,11 +153,11 @@ def test_an_interrupted_study_says_how_to_go_on(file: Path, monkeypatch: pytest.
 def test_a_crash_is_told_and_does_not_end_the_study(file: Path) -> None:
     file.write_text(FILE.replace("    torch.manual_seed(seed)\n", "    assert seed != 0, 'no seed'\n"))
     done = stretto_study(file)
-    assert done.exit_code == 0
-    assert words(done.stdout).startswith(
-        "The target, test accuracy 80 %, was never reached: no run gave a single value."
-    )
-    assert "no echo: 2 of 2 runs crashed, the last with AssertionError: no seed" in words(done.stdout)
+    assert done.exit_code == 1
+    assert words(done.stdout).startswith("No run went to its end: 4 trials crashed, 0 diverged.")
+    line = file.read_text().splitlines().index("    assert seed != 0, 'no seed'") + 1
+    crash = f"no echo: 2 of 2 runs crashed, the last with AssertionError: no seed (digits_study.py, line {line})"
+    assert crash in words(done.stdout)
 
 
 def test_a_training_function_that_cannot_count_ends_the_study(file: Path) -> None:

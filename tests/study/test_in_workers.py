@@ -1,6 +1,7 @@
 """The loader of a run that echoes in the workers: what it yields, what is counted, and what it refuses."""
 
 import multiprocessing
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
+from stretto import EchoDataLoader
 from stretto.study import Condition, TrainError, make_loader, run
 from tests.study.toys import BATCH_SIZE, NUM_EXAMPLES, PARAMS, WORKERS, augment, learn, loader_of, make_study
 
@@ -49,6 +51,13 @@ class Rows(Dataset[Any]):
 class Point(NamedTuple):
     x: Any
     name: np.ndarray
+
+
+class Doubling(DataLoader[Any]):
+    """A loader with a way of its own to yield batches."""
+
+    def __iter__(self) -> Any:
+        return ([2 * x for x in batch] for batch in super().__iter__())
 
 
 class Stream(IterableDataset[int]):
@@ -219,6 +228,14 @@ def indexed(*arguments: Any, **options: Any) -> Callable[[], Any]:
             indexed(batch_sampler=BatchSampler(SequentialSampler(range(8)), 4, True)),
             "a DataLoader without a batch_size",
         ),
+        (
+            lambda: Doubling(TensorDataset(torch.arange(NUM_EXAMPLES)), 4),
+            "got a Doubling, which yields batches in a way of its own: expected torch's own DataLoader",
+        ),
+        (
+            lambda: EchoDataLoader(TensorDataset(torch.arange(NUM_EXAMPLES)), 4, factor=2),
+            "got a EchoDataLoader, which yields",
+        ),
         (indexed(8), "the DataLoader has batch_size=8, settings.batch_size is 4: make it with settings.batch_size"),
         (
             indexed(4, num_workers=2, in_order=False),
@@ -238,7 +255,7 @@ def test_a_buffer_without_room_for_a_batch_in_each_worker_is_refused() -> None:
 
 def test_a_pass_without_a_batch_is_refused() -> None:
     loader = DataLoader(TensorDataset(torch.arange(1)), BATCH_SIZE, drop_last=True)
-    with pytest.raises(TrainError, match="a pass over the data set has no batch of 4 examples"):
+    with pytest.raises(TrainError, match="a pass over the data set has 1 examples, no batch of 4: expected"):
         take(1, Condition("workers", 2.0, 4, BATCH_SIZE), loader=loader)
 
 
@@ -249,3 +266,44 @@ def test_batches_that_cannot_be_joined_are_refused() -> None:
     mixed: Any = DataLoader([{"x": 1}, {"y": 1}, {"x": 1}, {"y": 1}], 4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the batches of single examples differ: one has"):
         raw(mixed, 1)
+
+
+def offsets(texts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As an EmbeddingBag takes them: all words in one row, and where each text begins."""
+    lengths = torch.tensor([0] + [len(text) for text in texts[:-1]])
+    return torch.cat(texts), lengths.cumsum(0)
+
+
+@pytest.mark.parametrize(
+    ("collate_fn", "shapes"),
+    [
+        (offsets, r"leaf \[0\] has the shapes \(1,\), \(2,\), \(3,\), \(4,\)"),
+        (lambda texts: torch.cat([texts[0][:1], texts[0][:1]]), r"itself has the shapes \(2,\)"),
+        (lambda texts: texts[0].unsqueeze(0), r"itself has the shapes \(1, 1\), \(1, 2\), \(1, 3\), \(1, 4\)"),
+    ],
+)
+def test_a_batch_that_is_not_a_row_for_each_example_is_refused(collate_fn: Any, shapes: str) -> None:
+    texts: Any = [torch.arange(length) for length in (1, 2, 3, 4)]
+    with pytest.raises(TypeError, match=f"in batches of a single example {shapes}: expected one row"):
+        raw(DataLoader(texts, 4, collate_fn=collate_fn), 1)
+
+
+def test_a_thread_of_the_training_that_is_in_next_does_not_disturb_the_end() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow(Counting):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+            asked.set()
+            go_on.wait(60)
+            return super().__getitem__(index)
+
+    make = make_loader(WORKERS, 0)
+    batches = make(DataLoader(Slow(), BATCH_SIZE), augment)
+    ended: list[Any] = []
+    thread = threading.Thread(target=lambda: ended.append(next(batches, "over")))
+    thread.start()
+    assert asked.wait(60)
+    make.close()
+    go_on.set()
+    thread.join(60)
+    assert ended == ["over"]

@@ -188,7 +188,10 @@ def test_a_condition_whose_trials_all_failed_says_so() -> None:
     report = summarise(STUDY, [BASE, outcome(BEFORE, trials=trials)])
     assert any("e = 4 all trials diverged or crashed - 0.25 - -" in line for line in text(report))
     alone = summarise(STUDY, [outcome(BEFORE, trials=trials)])
-    assert alone.verdict == "The target, test accuracy 85 %, was never reached: no run gave a single value."
+    assert alone.verdict == "No run went to its end: 1 trials crashed, 0 diverged."
+    assert alone.next_step == "Next: mend what crashes, then the same command with --retry-crashed."
+    diverged = outcome(BEFORE, trials=(made(BEFORE, 40, "diverged", error="nan", best=None),))
+    assert summarise(STUDY, [diverged]).next_step.startswith("Next: lower learning rates")
 
 
 def test_a_best_trial_at_the_edge_of_its_range_is_a_warning_and_the_next_step() -> None:
@@ -198,7 +201,9 @@ def test_a_best_trial_at_the_edge_of_its_range_is_a_warning_and_the_next_step() 
         "examples, before augmentation, e = 4: the best trial's lr = 0.9 is at the upper end of its range, "
         "0.01 .. 1: a better one may lie beyond"
     ]
-    assert report.next_step.startswith("Next: more --trials")
+    assert report.next_step == "Next: stretto.echo(loader, 4, buffer=16, augment=augment)"
+    unclear = summarise(STUDY, [BASE, outcome(BEFORE, made(BEFORE, 5000), trials=(edge,))])
+    assert unclear.next_step.startswith("Next: more --trials")
 
 
 def test_a_study_in_the_middle_says_so() -> None:

@@ -187,3 +187,20 @@ def test_a_run_survives_as_plain_values() -> None:
     done = ran(lambda updates: updates / 20, BATCH, to_budget=True)
     assert Run.from_plain(done.to_plain()) == done
     assert 0 <= done.au_percent <= 100
+
+
+@pytest.mark.parametrize("is_generator", [True, False])
+def test_a_training_that_never_yields_ends_after_as_many_batches_as_the_budget_has(is_generator: bool) -> None:
+    def train(settings: Settings, make_loader: MakeLoader, seed: int) -> Iterator[None]:
+        for _ in make_loader(loader_of(settings.batch_size), augment):
+            pass
+        yield None
+
+    def train_at_once(settings: Settings, make_loader: MakeLoader, seed: int) -> None:
+        next(train(settings, make_loader, seed))
+
+    study = make_study(train if is_generator else train_at_once)
+    with pytest.raises(
+        TrainError, match="train took 200 batches, as many as the whole budget has, without a yield"
+    ):
+        run(study, BEFORE, PARAMS, 0)

@@ -82,6 +82,7 @@ def study(
         from stretto.study.storage import check_installed
         from stretto.study.study import load_study
         from stretto.study.summary import summarise
+        from stretto.study.verdict import all_failed
 
         check_installed()
         with one_thread(), ends_on_terminate():
@@ -108,6 +109,8 @@ def study(
             markdown_file.write_text(markdown(report) + "\n", encoding="utf-8")
         if svg_file is not None:
             svg_file.write_text(svg(report), encoding="utf-8")
+        if all_failed(report.rows):
+            raise typer.Exit(1)
     except typer.Exit:  # a RuntimeError too
         raise
     except (ValueError, TypeError, RuntimeError, OSError) as error:
@@ -206,7 +209,7 @@ class _Bar:
     def say(self, line: str) -> None:
         """A line where there is no terminal."""
         if not self._terminal.is_terminal and line:
-            self._terminal.print(f"[{self._counts(0.0)}] {line}", markup=False)
+            self._terminal.print(f"[{self._counts(0.0)}] {line}", markup=False, soft_wrap=True)
 
     def _counts(self, elapsed_s: float) -> str:
         if self._done is None:
@@ -219,11 +222,13 @@ class _Bar:
 
 
 def _ending(run: "Run") -> str:
+    from stretto.study.run import cause
+
     if run.status == "reached":
         return f"reached with {run.fresh_examples:,} fresh examples, {run.updates:,} updates"
     if run.status == "missed":
         return f"missed the target, best value {view.number(run.best)}"
-    return f"{run.status}, {(run.error or '').strip().splitlines()[-1]}"
+    return f"{run.status}, {cause(run.error or '')}"
 
 
 def _show(report: "Report") -> None:

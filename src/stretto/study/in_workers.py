@@ -6,8 +6,9 @@ So the user's functions of a batch serve for single examples, and a data set who
 serves as well.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,7 @@ class InWorkers:
             raise TrainError(f'variant "workers" cannot be made of this DataLoader: {error}') from error
         self._stats = self._loader.stats()
         self._starting_s = 0.0
+        self._is_closed = False
         self._batches = self._epochs(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -67,16 +69,13 @@ class InWorkers:
 
     def _epochs(self, loader: EchoDataLoader) -> Generator[Any, None, None]:
         while True:
-            num_updates = loader.stats().updates
             began_s = time.perf_counter()
             batches = iter(loader)
             self._starting_s += time.perf_counter() - began_s
-            yield from batches
-            if loader.stats().updates == num_updates:
-                raise TrainError(
-                    f"a pass over the data set has no batch of {loader.batch_size} examples: expected one or "
-                    "more. Give more data, or drop_last=False"
-                )
+            for batch in batches:
+                if self._is_closed:
+                    return
+                yield batch
 
     @property
     def fresh_examples(self) -> int:
@@ -92,7 +91,9 @@ class InWorkers:
     def close(self) -> None:
         """End the workers."""
         self.stats()
-        self._batches.close()
+        self._is_closed = True
+        with contextlib.suppress(ValueError):  # a thread of the training's own is in next(): it ends there
+            self._batches.close()
         self._loader = None
 
 
@@ -146,10 +147,17 @@ def _join(ones: Sequence[Any]) -> Any:
             )
     joined = []
     for path, leaves in zip(structure.paths, zip(*(leaves for leaves, _ in taken), strict=True), strict=True):
+        name = f"leaf {path}" if path else "itself"
         if reason := why_not_rows(leaves[0]):
             raise TypeError(
-                f"a batch's leaf {path or 'itself'} {reason}: expected tensors or arrays whose first dimension "
-                "counts the examples"
+                f"a batch's {name} {reason}: expected tensors or arrays whose first dimension counts the examples"
+            )
+        shapes = {tuple(leaf.shape) for leaf in leaves}
+        if len(shapes) > 1 or next(iter(shapes))[0] != 1:
+            raise TypeError(
+                f"in batches of a single example {name} has the shapes {', '.join(map(str, sorted(shapes)))}: "
+                "expected one row for the example, and rows of one shape. What joins the examples of a batch in "
+                'another way (padding, graphs, offsets) cannot be echoed by the variant "workers"'
             )
         joined.append(torch.cat(leaves) if isinstance(leaves[0], torch.Tensor) else np.concatenate(leaves))
     return structure.build(joined)
@@ -162,6 +170,11 @@ def _check(fresh: Any, condition: Condition) -> None:
     )
     if not isinstance(fresh, DataLoader):
         raise TrainError(f'variant "workers" got a {type(fresh).__name__}: {expected}')
+    if isinstance(fresh, EchoDataLoader) or type(fresh).__iter__ is not DataLoader.__iter__:
+        raise TrainError(
+            f'variant "workers" got a {type(fresh).__name__}, which yields batches in a way of its own: expected '
+            "torch's own DataLoader"
+        )
     if isinstance(fresh.dataset, IterableDataset):
         raise TrainError(
             f'variant "workers" got a DataLoader over a {type(fresh.dataset).__name__}, which is iterable: '
@@ -176,4 +189,10 @@ def _check(fresh: Any, condition: Condition) -> None:
         raise TrainError(
             f"the DataLoader has batch_size={fresh.batch_size}, settings.batch_size is {condition.batch_size}: "
             "make it with settings.batch_size and drop_last=True"
+        )
+    num_examples = len(fresh.sampler) if isinstance(fresh.sampler, Sized) else fresh.batch_size
+    if num_examples < fresh.batch_size:
+        raise TrainError(
+            f"a pass over the data set has {num_examples} examples, no batch of {fresh.batch_size}: expected one "
+            "or more. Give more data, or a smaller batch size"
         )

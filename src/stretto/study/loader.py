@@ -38,6 +38,10 @@ class MakeLoader:
         self._fed: _Echoed | InWorkers | None = None
         self.began_s: float | None = None
         """When it was called, as time.perf_counter tells."""
+        self.max_draws: int | None = None
+        """Batches that may be taken between two updates."""
+        self.draws = 0
+        """Those taken since the latest one."""
 
     def __call__(self, fresh: Iterable[Any], augment: Augment | None = None) -> Iterator[Any]:
         """Batches for the updates.
@@ -59,7 +63,7 @@ class MakeLoader:
         feed = InWorkers if self._condition.variant == "workers" else _Echoed
         self._fed = feed(fresh, self._condition, self._seed, augment)
         self.began_s = time.perf_counter()
-        return iter(self._fed)
+        return _Watched(self, iter(self._fed))
 
     @property
     def was_called(self) -> bool:
@@ -85,6 +89,24 @@ class MakeLoader:
 def make_loader(condition: Condition, seed: int, *, has_augment: bool = True) -> MakeLoader:
     """What a training function gets for a run with this condition and seed."""
     return MakeLoader(condition, seed, has_augment=has_augment)
+
+
+class _Watched(Iterator[Any]):
+    """The loader's batches, as long as updates are told of: a training that never yields would never end."""
+
+    def __init__(self, make: MakeLoader, batches: Iterator[Any]) -> None:
+        self._make = make
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        make = self._make
+        make.draws += 1
+        if make.max_draws is not None and make.draws > make.max_draws:
+            raise TrainError(
+                f"train took {make.draws - 1:,} batches, as many as the whole budget has, without a yield: "
+                "expected a generator, which yields once after each update"
+            )
+        return next(self._batches)
 
 
 class _Echoed:

@@ -2,10 +2,12 @@
 
 import math
 import random
+import re
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +18,8 @@ from stretto.study.loader import MakeLoader, make_loader
 from stretto.study.settings import make_settings
 from stretto.study.study import Study, TrainError, Value
 
+_PLACE = re.compile(r'\s*File "(?P<path>.+)", line (?P<line>\d+)')  # in a traceback
+_OTHERS = re.compile(r"[\\/](?:site-packages|lib[\\/]python[\d.]+|stretto)[\\/]")
 Status = Literal["reached", "missed", "diverged", "crashed"]
 OnUpdate = Callable[[int, float | None], None]
 """Called after each update with the fresh examples read so far, and the latest metric value."""
@@ -86,6 +90,7 @@ def run(
     loader = make_loader(condition, seed, has_augment=study.has_augment)
     driven = _Driven(study, loader, to_budget, on_update)
     settings = make_settings(study, condition, params, lambda: loader.fresh_examples / study.max_fresh_examples)
+    loader.max_draws = settings.max_updates
     status: Status | None = None
     error: str | None = None
     try:
@@ -128,6 +133,14 @@ def run(
     )
 
 
+def cause(error: str) -> str:
+    """What a run's error comes to: its last line, with the place in the user's code if it is a traceback."""
+    lines = error.strip().splitlines()
+    places = [match for line in lines if (match := _PLACE.match(line))]
+    own = [match for match in places if not _OTHERS.search(match["path"])] or places
+    return f"{lines[-1]} ({Path(own[-1]['path']).name}, line {own[-1]['line']})" if own else lines[-1]
+
+
 class _Driven:
     """Counts, clocks and the metric of a run."""
 
@@ -152,6 +165,7 @@ class _Driven:
             if not self._loader.was_called:
                 raise TrainError("train yielded without a batch: expected it to take its batches from make_loader")
             self._updates += 1
+            self._loader.draws = 0
             self._evaluated_in_steps_s = self._evaluated_s
             fresh = self._loader.fresh_examples
             is_over = fresh >= study.max_fresh_examples

@@ -8,7 +8,7 @@ from typing import Any
 from stretto.study.conditions import TITLES, Condition
 from stretto.study.points import at_edge
 from stretto.study.rows import Row, Spread
-from stretto.study.run import Run
+from stretto.study.run import Run, cause
 from stretto.study.search import Outcome
 from stretto.study.study import Study
 from stretto.study.verdict import next_step, verdict
@@ -97,11 +97,11 @@ def _warnings(study: Study, outcome: Outcome, params: Mapping[str, float] | None
     for status in ("diverged", "crashed"):
         failed = [run for run in runs if run.status == status]
         if failed:
-            last = (failed[-1].error or "").strip().splitlines()[-1]
+            last = cause(failed[-1].error or status)
             said.append(f"{len(failed)} of {len(runs)} runs {status}, the last with {last}")
     cut_short = [run for run in outcome.repeats if run.status == "reached" and run.error is not None]
     if cut_short:
-        last = (cut_short[-1].error or "").strip().splitlines()[-1]
+        last = cause(cut_short[-1].error or "")
         said.append(f"{len(cut_short)} repeats failed behind the target, and have no final metric: {last}")
     return tuple(said)
 

@@ -36,16 +36,20 @@ def verdict(study: Study, rows: Sequence[Row], *, is_done: bool) -> str:
 
 def next_step(study: Study, rows: Sequence[Row]) -> str:
     """The last line of a report."""
+    if all_failed(rows):
+        if any(row.trials["crashed"] for row in rows):
+            return "Next: mend what crashes, then the same command with --retry-crashed."
+        return "Next: lower learning rates, or another metric, with another --storage."
     if all(row.fresh_examples is None for row in rows):
         return "Next: another target, a larger max_fresh_examples or wider ranges, with another --storage."
-    if any(row.params is not None and at_edge(study, row.params) for row in rows):
+    if all(row.ratio is None for row in rows):
+        return "Next: a target that no echo and a condition beside it reach with every seed."
+    best = _clear_best(rows)
+    if best is None and any(row.params is not None and at_edge(study, row.params) for row in rows):
         return (
             "Next: more --trials, which add to those that are made. If the best stay at an end named above, widen "
             "that range, with another --storage."
         )
-    if all(row.ratio is None for row in rows):
-        return "Next: a target that no echo and a condition beside it reach with every seed."
-    best = _clear_best(rows)
     if best is None:
         return "Next: more --seeds, which add to those that are made; or leave it."
     condition = best.condition
@@ -60,8 +64,18 @@ def next_step(study: Study, rows: Sequence[Row]) -> str:
     return f"Next: stretto.echo(loader, {factor}, {buffer}{augment})"
 
 
+def all_failed(rows: Sequence[Row]) -> bool:
+    """Whether no run went to its end: all crashed or diverged."""
+    trials = [row.trials for row in rows]
+    went = any(counts["reached"] or counts["missed"] for counts in trials)
+    return not went and any(counts["diverged"] or counts["crashed"] for counts in trials)
+
+
 def _never_reached(study: Study, rows: Sequence[Row]) -> str:
     found = [row for row in rows if row.best_value is not None]
+    if all_failed(rows):
+        diverged, crashed = (sum(row.trials[status] for row in rows) for status in ("diverged", "crashed"))
+        return f"No run went to its end: {crashed} trials crashed, {diverged} diverged."
     if not found:
         return f"The target, {study.goal}, was never reached: no run gave a single value."
     best = (max if study.higher_is_better else min)(found, key=lambda row: row.best_value or 0.0)
