@@ -28,7 +28,7 @@ LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
 """The second batch size of the workloads that have all factors."""
 FACTORS = (2, 4, 8, 16)
 SIZES = (64, 128, 256, 512, 1024)
-_BUFFER_EXAMPLES = 4096
+_BUFFER_EXAMPLES = 1024
 _SIZE_TARGET = 76.0
 _OUT_OF_REACH = dict(zip(WORKLOADS, (100.0, 100.0, 1.0, 0.1, 0.1), strict=True))
 _LONG_LR = {"resnet_fashion": (0.02, 0.6), "text_wordnet": (0.003, 0.02)}
@@ -189,8 +189,8 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
 
 
 def sizes(batch_size: int) -> tuple[Condition, ...]:
-    """No echo, and e = 2 as in the paper: examples from as large a buffer at all sizes, and batches unshuffled."""
-    buffer = _BUFFER_EXAMPLES // batch_size
+    """No echo, and e = 2: examples from a buffer of 1,024 or four batches, and batches unshuffled as in the paper."""
+    buffer = max(4, _BUFFER_EXAMPLES // batch_size)
     return (
         Condition.baseline(batch_size),
         condition("resnet_fashion", "before", 2, buffer=buffer, batch_size=batch_size),
