@@ -308,6 +308,8 @@ def test_whole_batches_have_any_number_of_losses_but_none() -> None:
         {1.0: 1, 2.0: 2, 3.0: 3},
         (loss for loss in (1.0, 2.0, 3.0)),
         list(torch.ones(3, requires_grad=True) * 1),
+        torch.ones(3).to_sparse(),
+        torch.ones(3, device="meta"),
     ],
 )
 def test_what_is_no_number_is_refused(wrong: Any) -> None:
@@ -315,6 +317,27 @@ def test_what_is_no_number_is_refused(wrong: Any) -> None:
         _ = next(iter(loader))
         with pytest.raises(TypeError, match="expected a tensor, an array or a sequence of real numbers"):
             loader.observe(wrong)
+
+
+def test_losses_that_cannot_be_read_are_dropped() -> None:
+    gap = EchoGap()
+    gap.handed_out(np.array([FIRST, LATER], np.int8), is_whole=False)
+    gap.observe([1.0, 0.5])
+    gap._pending.append((torch.ones(2, device="meta"), np.array([FIRST, LATER], np.int8)))
+    with pytest.raises(RuntimeError):
+        _ = gap.gap
+    for _ in range(5):
+        gap.handed_out(np.array([FIRST, LATER], np.int8), is_whole=False)
+        gap.observe([1.0, 0.5])
+    assert gap.gap == 0.5
+
+
+def test_of_a_whole_batch_only_sums_are_kept() -> None:
+    gap = EchoGap()
+    gap.handed_out(np.array([FIRST], np.int8), is_whole=True)
+    gap.observe(torch.rand(4, 1000))
+    ((kept, kinds),) = gap._pending
+    assert (kept.numel(), len(kinds)) == (3, 1)
 
 
 def test_each_batch_is_observed_at_most_once_and_not_before_it_is_handed_out() -> None:
@@ -334,15 +357,23 @@ def test_each_batch_is_observed_at_most_once_and_not_before_it_is_handed_out() -
             loader.observe([1.0, 2.0, 3.0])
 
 
-def told(gap: EchoGap, num_updates: int, first: float, later: float, *, rise: float = 0.0) -> list[str]:
-    """Texts of the warnings; losses scatter a little."""
-    rng = np.random.default_rng(0)
+def warned(gap: EchoGap, updates: Iterable[Any]) -> list[str]:
+    """Texts of the warnings; each update has the losses of four first and four later uses in turn."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for at in range(num_updates):
+        for losses in updates:
             gap.handed_out(np.array([FIRST, LATER] * 4, np.int8), is_whole=False)
-            gap.observe(np.array([first + rise * at, later] * 4) + rng.normal(0, 0.1, 8))
+            gap.observe(losses)
     return [str(warning.message) for warning in caught]
+
+
+def told(
+    gap: EchoGap, num_updates: int, first: float, later: float, *, rise: float = 0.0, later_rise: float = 0.0
+) -> list[str]:
+    """Texts of the warnings; losses scatter a little."""
+    rng = np.random.default_rng(0)
+    means = (np.array([first + rise * at, later + later_rise * at] * 4) for at in range(num_updates))
+    return warned(gap, (mean + rng.normal(0, 0.1, 8) for mean in means))
 
 
 def test_a_large_gap_is_told_once_with_what_to_do() -> None:
@@ -368,6 +399,33 @@ def test_a_small_gap_is_told_if_the_loss_of_fresh_examples_rises() -> None:
     assert "below that of fresh ones, which rises" in text
 
 
+def test_a_small_gap_is_not_told_if_the_losses_of_all_uses_rise() -> None:
+    assert told(EchoGap(), 10 * CHECK_EVERY, 2.0, 1.5, rise=0.001, later_rise=0.001) == []
+
+
+@pytest.mark.parametrize("large_at", [(37,), (10, 160, 330)])
+def test_a_gap_that_few_losses_make_is_not_told(large_at: tuple[int, ...]) -> None:
+    gap, updates = EchoGap(), np.full((WINDOW, 8), 0.001)
+    updates[large_at, 0] = 8
+    assert warned(gap, updates) == []
+    assert gap.gap is not None
+    assert gap.gap > 0.8
+
+
+def test_losses_below_zero_by_rounding_turn_no_warning_off() -> None:
+    updates = np.tile([2.0, 0.5] * 4, (2 * CHECK_EVERY, 1))
+    updates[30, 1] = -1e-9
+    assert len(warned(EchoGap(), updates)) == 1
+
+
+def test_the_warning_waits_until_no_loss_of_the_window_is_negative() -> None:
+    gap = EchoGap()
+    assert warned(gap, [[2.0, -0.5] * 4]) == []
+    updates = np.tile([2.0, 0.5] * 4, (WINDOW, 1))
+    assert warned(gap, updates[:-1]) == []
+    assert len(warned(gap, updates[:CHECK_EVERY])) == 1
+
+
 def test_the_warning_comes_through_the_loader() -> None:
     follower = Follower()
     with stretto.echo(Rising(60, 8), 4, buffer=32, updates_per_epoch=200) as loader:
@@ -375,5 +433,6 @@ def test_the_warning_comes_through_the_loader() -> None:
             losses = 1 - 3.6 * (1 - follower.losses(batch))
             if update < 200:
                 loader.observe(losses)
-        with pytest.warns(UserWarning, match="90% below"):
+        with pytest.warns(UserWarning, match="90% below") as caught:
             loader.observe(losses)
+        assert caught[0].filename == __file__

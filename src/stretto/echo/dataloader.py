@@ -208,7 +208,9 @@ class EchoDataLoader(DataLoader[Any], metaclass=_ByKeyword):
         """Tell the losses of the batch handed out last, as `EchoLoader.observe` does.
 
         A batch that is short of examples which raised (`on_error="skip"`) does not count: it is not known whose
-        losses these are. In a loader that a trainer rebuilt the same is `stretto.echo_plan(loader).observe(...)`.
+        losses these are. Once one raised, nor do batches of one example or of a `batch_sampler`: another one may
+        stand in for all of theirs. In a loader that a trainer rebuilt the same is
+        `stretto.echo_plan(loader).observe(...)`.
 
         Raises ValueError over an iterable data set, too, and where Accelerate dispatches batches
         (`dispatch_batches=True`).

@@ -1,5 +1,6 @@
 """The memorising guard inside an EchoDataLoader: uses as planned, also where a trainer fetches one batch ahead."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -203,6 +204,31 @@ def test_batches_short_of_skipped_examples_do_not_count() -> None:
         loader.observe([1e6] * len(batch) if len(losses) < 4 else losses)
     assert num_short > 10
     assert loader.stats().echo_gap == GAP
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped")
+@pytest.mark.parametrize("batching", [{"batch_size": 1}, {"batch_size": None}, {"batch_sampler": Batches()}])
+def test_batches_in_which_another_example_may_stand_in_do_not_count(batching: Any) -> None:
+    loader = EchoDataLoader(Broken(60), factor=3, on_error="skip", **batching)
+    follower, num_skipped = Follower(), 0
+    for batch in loader:
+        num_skipped = loader.stats().skipped
+        loader.observe([1e6] * len(batch.reshape(-1, 2)) if num_skipped else follower.losses(batch))
+    assert num_skipped > 0
+    assert loader.stats().echo_gap in (None, GAP)
+
+
+@pytest.mark.parametrize("by_plan", [False, True])
+def test_the_warning_points_at_the_call(by_plan: bool) -> None:
+    loader = echo_loader(300, factor=6)
+    follower = Follower()
+    observer = echo_plan(loader) if by_plan else loader
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in loader:
+            observer.observe([1.0 if loss == FIRST_LOSS else 0.1 for loss in follower.losses(batch)])
+    assert [warning.filename for warning in caught] == [__file__]
+    assert "90% below" in str(caught[0].message)
 
 
 def test_a_wrong_number_of_losses_is_told_with_both() -> None:
