@@ -189,7 +189,7 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
 
 
 def sizes(batch_size: int) -> tuple[Condition, ...]:
-    """No echo, and e = 2: examples from a buffer of 1,024 or four batches, and unshuffled batches as in the paper."""
+    """No echo; e = 2 from a buffer of 1,024 examples or four batches; unshuffled batches as in the paper."""
     buffer = max(4, _BUFFER_EXAMPLES // batch_size)
     return (
         Condition.baseline(batch_size),

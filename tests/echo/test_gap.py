@@ -342,7 +342,7 @@ def test_of_a_whole_batch_only_sums_are_kept() -> None:
 
 def test_each_batch_is_observed_at_most_once_and_not_before_it_is_handed_out() -> None:
     with stretto.echo(id_batches(4, 3), 2) as loader:
-        with pytest.raises(ValueError, match="none handed out yet"):
+        with pytest.raises(ValueError, match="no batch was handed out yet"):
             loader.observe([1.0, 2.0, 3.0])
         iterator = iter(loader)
         next(iterator)
@@ -353,7 +353,7 @@ def test_each_batch_is_observed_at_most_once_and_not_before_it_is_handed_out() -
         state = loader.state_dict()
         next(iterator)
         loader.load_state_dict(state)
-        with pytest.raises(ValueError, match="none handed out yet"):
+        with pytest.raises(ValueError, match="no batch was handed out yet"):
             loader.observe([1.0, 2.0, 3.0])
 
 

@@ -118,9 +118,9 @@ class EchoGap:
         Then a batch does not count that is short, or has one row: it may be the other one.
         """
         if self._kinds is None or self._was_observed:
-            found = "observed already" if self._was_observed else "none handed out yet"
+            found = "the latest batch was observed already" if self._was_observed else "no batch was handed out yet"
             raise ValueError(
-                f"observe: the latest batch was {found}. Expected one call for a batch, after its losses were "
+                f"observe: {found}. Expected one call for a batch, after its losses were "
                 "computed and before the next batch is fetched"
             )
         if not self._num_observed and _is_fetched_ahead():

@@ -72,7 +72,7 @@ def test_workers_and_a_resume_change_nothing(num_workers: int, num_updates: int)
     state = through_file(loader.state_dict())
     again = echo_loader(num_workers=num_workers, factor=2.5)
     again.load_state_dict(state)
-    with pytest.raises(ValueError, match="none handed out yet"):
+    with pytest.raises(ValueError, match="no batch was handed out yet"):
         again.observe([1.0] * 8)
     for batch in again:
         again.observe(follower.losses(batch))
@@ -234,7 +234,7 @@ def test_the_warning_points_at_the_call(by_plan: bool) -> None:
 def test_a_wrong_number_of_losses_is_told_with_both() -> None:
     loader = echo_loader()
     iterator = iter(loader)
-    with pytest.raises(ValueError, match="none handed out yet"):
+    with pytest.raises(ValueError, match="no batch was handed out yet"):
         loader.observe([1.0] * 8)
     next(iterator)
     with pytest.raises(ValueError, match=r"found losses of shape \(7,\), expected \(8,\)"):
