@@ -4,7 +4,7 @@ Every finished run is a line of results/study/<file>.jsonl and is not made again
 where it stopped, also on another machine that has the files. Only counts matter, so it may run beside other work;
 the seconds of its runs are not used.
 
-    python benchmarks/study.py                  everything, then docs/evidence.md: about 8 hours of one core
+    python benchmarks/study.py                  everything, then docs/evidence.md: about 4 hours of one core
     python benchmarks/study.py --tables         the page from the runs that there are
     python benchmarks/study.py --quick          one trial and one seed of two conditions in each workload
 """
