@@ -2,14 +2,17 @@
 
 import importlib
 import math
+import random
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from stretto.study import Condition, MakeLoader, Run, Settings, TrainError, run
+from stretto.study.run import cause
 from tests.study.toys import BASELINE, BATCH, BEFORE, PARAMS, augment, loader_of, make_study
 
 
@@ -204,3 +207,10 @@ def test_a_training_that_never_yields_ends_after_as_many_batches_as_the_budget_h
         TrainError, match="train took 200 batches, as many as the whole budget has, without a yield"
     ):
         run(study, BEFORE, PARAMS, 0)
+
+
+def test_the_cause_of_a_crash_is_placed_in_the_users_code() -> None:
+    frames = ["/home/me/stretto/mine.py", run.__code__.co_filename, random.__file__, torch.__file__]
+    trace = "".join(f'  File "{path}", line {number}, in f\n' for number, path in enumerate(frames, 7))
+    assert cause(f"Traceback:\n{trace}OSError: disk\n") == "OSError: disk (mine.py, line 7)"
+    assert cause("the metric is nan") == "the metric is nan"

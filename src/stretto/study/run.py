@@ -3,6 +3,7 @@
 import math
 import random
 import re
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -19,7 +20,8 @@ from stretto.study.settings import make_settings
 from stretto.study.study import Study, TrainError, Value
 
 _PLACE = re.compile(r'\s*File "(?P<path>.+)", line (?P<line>\d+)')  # in a traceback
-_OTHERS = re.compile(r"[\\/](?:site-packages|lib[\\/]python[\d.]+|stretto)[\\/]")
+_LIBRARIES = tuple({str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))})
+"""Folders of stretto, of Python and of what is installed: no place of the user's own."""
 Status = Literal["reached", "missed", "diverged", "crashed"]
 OnUpdate = Callable[[int, float | None], None]
 """Called after each update with the fresh examples read so far, and the latest metric value."""
@@ -137,7 +139,7 @@ def cause(error: str) -> str:
     """What a run's error comes to: its last line, with the place in the user's code if it is a traceback."""
     lines = error.strip().splitlines()
     places = [match for line in lines if (match := _PLACE.match(line))]
-    own = [match for match in places if not _OTHERS.search(match["path"])] or places
+    own = [match for match in places if not match["path"].startswith(_LIBRARIES)] or places
     return f"{lines[-1]} ({Path(own[-1]['path']).name}, line {own[-1]['line']})" if own else lines[-1]
 
 
