@@ -25,7 +25,10 @@ import torch.distributed as dist
 from tests.forked import _SERVER
 
 _IMPATIENT = timedelta(seconds=30)
-_DIED = RuntimeError("the process died")
+
+
+class DiedError(RuntimeError):
+    """A process ended in a call; with its exit code and, where a signal ended it, the stacks of its threads."""
 
 
 class Pool:
@@ -73,8 +76,8 @@ class Pool:
                 try:
                     outcomes[rank] = pickle.loads(connection.recv_bytes())
                 except EOFError:
-                    outcomes[rank] = _DIED
-        if any(outcome is _DIED for outcome in outcomes.values()):
+                    outcomes[rank] = self._died(rank)
+        if any(isinstance(outcome, DiedError) for outcome in outcomes.values()):
             self.close()
         return [outcomes[rank] for rank in range(world)]
 
@@ -99,6 +102,12 @@ class Pool:
             theirs.close()
             self._members.append((process, ours))
 
+    def _died(self, rank: int) -> "DiedError":
+        process, _ = self._members[rank]
+        process.join()
+        stack = Path(self._folder.name, f"{rank}.stacks").read_text()
+        return DiedError(f"the process died with exit code {process.exitcode}\n{stack}")
+
     def _stacks(self, ranks: list[int]) -> str:
         """What the processes `ranks` are doing."""
         for rank in ranks:
@@ -114,6 +123,7 @@ def _work(rank: int, port: int, connection: Connection, stacks: Path) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     with stacks.open("w") as file:
         faulthandler.register(signal.SIGTERM, file)
+        faulthandler.enable(file)
         while True:
             try:
                 number, function, world, args = pickle.loads(connection.recv_bytes())

@@ -34,6 +34,12 @@ class Failing(nn.Module):
         self.layer = layer
         self.at = at
         self.num_calls = 0
+        self.threads: set[str] = set()
+        """Those that looked at the block: a second one would meet gradients that the first is dropping."""
+
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
+        self.threads.add(threading.current_thread().name)
+        return super().buffers(recurse)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1
@@ -98,7 +104,7 @@ class Case:
 
 
 def fail(rank: int, world: int, case: Case, mesh_shape: tuple[int, int] | None = None) -> Any:
-    """What is raised here, and again by the next call; whether threads are left."""
+    """What is raised here, and again by the next call; whether threads are left; which looked at the block."""
     place, num_stages = (rank, world) if mesh_shape is None else (rank // mesh_shape[1], mesh_shape[0])
     here = rank == case.where
     layer = nn.Linear(*[(6, 8), (8, 8), (8, 4)][place]) if num_stages == 3 else nn.Linear(6, 6)
@@ -136,16 +142,18 @@ def fail(rank: int, world: int, case: Case, mesh_shape: tuple[int, int] | None =
         getattr(first, "rank", None),
         second.rank,
         left,
+        block.threads,
     )
 
 
 def check(found: list[Any], case: Case, cause: str) -> None:
-    for rank, (kind, text, of_first, of_second, left) in enumerate(found):
+    for rank, (kind, text, of_first, of_second, left, threads) in enumerate(found):
         assert kind is (case.error if rank == case.where else BlockFailed), text
         assert cause in text
         assert of_first == (None if rank == case.where else case.where)
         assert of_second == case.where
         assert left == []
+        assert threads == {"MainThread"}
     assert f"on rank {case.where}; the other ranks of the pipeline were told" in found[case.where][1]
 
 

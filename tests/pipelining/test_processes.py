@@ -34,7 +34,7 @@ def test_exceptions_deaths_and_hangs_are_told_and_the_next_call_works(pool: Pool
     assert (well, str(broken)) == ("well", "broke")
     assert "fail_somehow" in broken.__notes__[0]
     well, dead = pool.outcomes(fail_somehow, 2, "die")
-    assert (well, str(dead)) == ("well", "the process died")
+    assert (well, str(dead)) == ("well", "the process died with exit code 3\n")
     assert pool.run(fail_somehow, 2, "not") == ["well"] * 2
     with pytest.raises(AssertionError, match=r"1\] did not end in 1 s\n(.|\n)*--- process 1"):
         pool.run(fail_somehow, 2, "hang", timeout_s=1)

@@ -76,7 +76,7 @@ class Outbox:
     """The neighbour's rank in `group`."""
     limit: int
     held: Callable[[], Iterable[torch.Tensor]]
-    """Gives the tensors that change in place, so that what shares their memory is copied first."""
+    """Gives the tensors that change in place, so that what shares their memory is copied first; in `send` alone."""
     explain: Callable[[BaseException], BlockFailed]
     """Finds what broke a connection."""
     _under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = field(default_factory=deque)
@@ -90,19 +90,23 @@ class Outbox:
         """
         with self._lock:
             try:
-                self._send(kind, n, value, last)
+                self._send(kind, n, value, last, self.held())
             except ConnectionError as error:
                 raise self.explain(error) from error
         self.drain(self.limit)
 
     def say_goodbye(self, value: Any) -> None:
-        """Send an ERROR, once, whatever else is under way; never raises. Any thread may call it."""
+        """Send an ERROR, once, whatever else is under way; never raises. Any thread may call it.
+
+        `value` is without tensors: asking for those that are held is the training thread's alone, as a gradient
+        that it drops meanwhile would be read after its end.
+        """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             try:
-                self._send(Kind.ERROR, -1, value, True)
+                self._send(Kind.ERROR, -1, value, True, ())
             except ConnectionError:  # the neighbour is gone
                 return
 
@@ -117,8 +121,8 @@ class Outbox:
                 raise self.explain(error) from error
             self._under_way.popleft()
 
-    def _send(self, kind: Kind, n: int, value: Any, last: bool) -> None:
-        description, flat = encode(value, self.held())
+    def _send(self, kind: Kind, n: int, value: Any, last: bool, held: Iterable[torch.Tensor]) -> None:
+        description, flat = encode(value, held)
         inline = [_to_bytes(tensor) for tensor in flat]
         body = pickle.dumps((description, inline), protocol=pickle.HIGHEST_PROTOCOL)
         header = bytearray(_HEADER_BYTES)
