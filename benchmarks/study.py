@@ -54,7 +54,6 @@ class Maker(WithParent):
         """Print a line."""
         assert self._done_before is not None
         done, wanted = self._counts()
-        done += 1  # this one, which the storage has not yet
         pace_s = (time.monotonic() - self._began_s) / max(1, done - self._done_before)
         found = f"{run.fresh_examples:,} fresh examples" if run.status == "reached" else f"best {run.best}"
         left = duration(float(f"{pace_s * (wanted - done):.2g}"))

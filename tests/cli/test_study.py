@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -96,7 +97,8 @@ def test_the_verdict_comes_first_and_the_next_step_last(file: Path, tmp_path: Pa
     assert "fresh examples" in plain["verdict"]
     assert words(done.stdout).endswith(plain["next_step"])
     assert "trials diverged" in words(done.stdout)
-    assert words(done.stderr).startswith("[0 of 8 runs] no echo, batch 32: trial 0: ")
+    assert re.match(r"\[1 of 8 runs, \S+ \S+ left\] no echo, batch 32: trial 0: ", words(done.stderr))
+    assert "[8 of 8 runs, 0 s left] " in words(done.stderr)
     assert "left] examples, before augmentation, e = 4, buffer 4, batch 32: trial 0" in words(done.stderr)
     assert written["markdown"].read_text().startswith("| condition | fresh examples |")
     assert ElementTree.fromstring(written["svg"].read_text()).get("viewBox")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stretto.study import Condition, MakeLoader, Run, Settings, TrainError, run
-from stretto.study.run import cause
+from stretto.study.cause import cause
 from tests.study.toys import BASELINE, BATCH, BEFORE, PARAMS, augment, loader_of, make_study
 
 
@@ -213,4 +213,5 @@ def test_the_cause_of_a_crash_is_placed_in_the_users_code() -> None:
     frames = ["/home/me/stretto/mine.py", run.__code__.co_filename, random.__file__, torch.__file__]
     trace = "".join(f'  File "{path}", line {number}, in f\n' for number, path in enumerate(frames, 7))
     assert cause(f"Traceback:\n{trace}OSError: disk\n") == "OSError: disk (mine.py, line 7)"
+    assert cause(f"Traceback:\n{trace}OSError: disk\nis full\n") == "OSError: disk (mine.py, line 7)"
     assert cause("the metric is nan") == "the metric is nan"

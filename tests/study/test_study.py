@@ -93,7 +93,8 @@ def test_a_study_is_read_from_its_file(folder: Path) -> None:
         ("train = 3", "study_file.py defines no study: expected a line such as study = stretto.study.Study"),
         ("study = 3", "study of .*study_file.py is a int: expected a line"),
         ("import no_such_package", "study_file.py fails: ModuleNotFoundError: No module named 'no_such_package'"),
-        ("raise SystemExit(3)", "study_file.py fails: SystemExit: 3"),
+        ("\nraise SystemExit(3)", r"study_file.py fails: SystemExit: 3 \(study_file.py, line 2\)"),
+        ("\nno such line", r"study_file.py fails: SyntaxError: invalid syntax \(study_file.py, line 2\)"),
         (FILE.replace("target=1", "target='1'"), "fails: TypeError: target='1' is a str"),
     ],
 )

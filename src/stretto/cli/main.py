@@ -1,5 +1,8 @@
 """`stretto`: the verbs."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from stretto.cli.compare import compare_records
@@ -25,6 +28,16 @@ app.command()(study)
 app.command()(doctor)
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"stretto {version('stretto')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _verbs() -> None:
+def _verbs(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version, and end.")
+    ] = False,
+) -> None:
     """stretto keeps accelerators busy."""

@@ -151,7 +151,7 @@ def _hands(search: "Search", bar: "_Bar") -> "Watcher":
             bar.move(min(1.0, fresh_examples / search.study.max_fresh_examples), shown)
 
         def ends(self, task: "Task", run: "Run") -> None:
-            bar.say(f"{task.condition.title}: {task.key}: {_ending(run)}")
+            bar.end(search.progress(), f"{task.condition.title}: {task.key}: {_ending(run)}")
 
     return Hands()
 
@@ -192,6 +192,12 @@ class _Bar:
             self.say(self._doing)
         self.move(0.0, "")
 
+    def end(self, done: "Progress", line: str) -> None:
+        """A run of this process is over."""
+        self._done = done
+        self._began_s = time.monotonic()
+        self.say(line)
+
     def move(self, part: float, value: str) -> None:
         """This process's run has spent that part of its budget, and has this metric value."""
         now = time.monotonic()
@@ -222,7 +228,7 @@ class _Bar:
 
 
 def _ending(run: "Run") -> str:
-    from stretto.study.run import cause
+    from stretto.study.cause import cause
 
     if run.status == "reached":
         return f"reached with {run.fresh_examples:,} fresh examples, {run.updates:,} updates"

@@ -41,7 +41,10 @@ class Condition:
                 f'variant "none" with factor={self.factor}, buffer_batches={self.buffer_batches}: expected 1 and 1'
             )
         if self.variant != "none" and self.factor == 1:
-            raise ValueError(f'factor=1 with variant "{self.variant}": that is no echo, variant "none"')
+            raise ValueError(
+                f'factor=1 with variant "{self.variant}": that is no echo, which is variant "none"; expected a '
+                'factor > 1 or "auto"'
+            )
 
     @classmethod
     def baseline(cls, batch_size: int) -> "Condition":

@@ -2,13 +2,10 @@
 
 import math
 import random
-import re
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +16,6 @@ from stretto.study.loader import MakeLoader, make_loader
 from stretto.study.settings import make_settings
 from stretto.study.study import Study, TrainError, Value
 
-_PLACE = re.compile(r'\s*File "(?P<path>.+)", line (?P<line>\d+)')  # in a traceback
-_LIBRARIES = tuple({str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))})
-"""Folders of stretto, of Python and of what is installed: no place of the user's own."""
 Status = Literal["reached", "missed", "diverged", "crashed"]
 OnUpdate = Callable[[int, float | None], None]
 """Called after each update with the fresh examples read so far, and the latest metric value."""
@@ -133,14 +127,6 @@ def run(
         au_percent=au_percent,
         error=error,
     )
-
-
-def cause(error: str) -> str:
-    """What a run's error comes to: its last line, with the place in the user's code if it is a traceback."""
-    lines = error.strip().splitlines()
-    places = [match for line in lines if (match := _PLACE.match(line))]
-    own = [match for match in places if not match["path"].startswith(_LIBRARIES)] or places
-    return f"{lines[-1]} ({Path(own[-1]['path']).name}, line {own[-1]['line']})" if own else lines[-1]
 
 
 class _Driven:

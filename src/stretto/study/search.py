@@ -55,7 +55,7 @@ class Watcher:
         """An update was made; the latest metric value."""
 
     def ends(self, task: Task, run: Run) -> None:
-        """A run is over."""
+        """A run is over, and counts in `Search.progress`."""
 
 
 class Search:
@@ -195,7 +195,16 @@ class Search:
         wanted = (
             _trials(condition, self._num_trials) if best is None else _repeats(condition, best, self._num_seeds)
         )
-        return self._storage.take(wanted, lambda task: self._execute(task, watcher))
+        finished: list[tuple[Task, Run]] = []
+
+        def execute(task: Task) -> Run:
+            finished.append((task, self._execute(task, watcher)))
+            return finished[-1][1]
+
+        is_taken = self._storage.take(wanted, execute)
+        for task, made in finished:
+            watcher.ends(task, made)
+        return is_taken
 
     def _execute(self, task: Task, watcher: Watcher) -> Run:
         watcher.begins(task)
@@ -213,7 +222,6 @@ class Search:
             done = _killed(task, params)
         if self._runs is not None:
             records.append(self._runs, self.study.fingerprint, Record(task, done))
-        watcher.ends(task, done)
         return done
 
     def _exchange(self, path: Path, written: list[Record]) -> None:

@@ -3,11 +3,14 @@
 import importlib.util
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from stretto.study.cause import cause
 
 Range = tuple[float, float]
 Value = float | Callable[[], float] | None
@@ -151,7 +154,7 @@ def load_study(path: str | Path) -> Study:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise RuntimeError(f"{path} fails: {type(error).__name__}: {error}") from error
+        raise RuntimeError(f"{path} fails: {cause(traceback.format_exc())}") from error
     expected = f"expected a line such as {_NAME} = stretto.study.Study(train, metric=..., target=..., ...)"
     if not hasattr(module, _NAME):
         raise ValueError(f"{path} defines no {_NAME}: {expected}")

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stretto.study.cause import cause
 from stretto.study.conditions import TITLES, Condition
 from stretto.study.points import at_edge
 from stretto.study.rows import Row, Spread
-from stretto.study.run import Run, cause
+from stretto.study.run import Run
 from stretto.study.search import Outcome
 from stretto.study.study import Study
 from stretto.study.verdict import next_step, verdict
