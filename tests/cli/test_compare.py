@@ -180,4 +180,4 @@ def test_a_record_that_cannot_be_used_ends_with_exit_code_2(tmp_path: Path) -> N
     done = stretto(a, b, "--json", "-")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert f"stretto compare: {b}: holds no training" in done.stderr.replace("\n", "")
+    assert f"stretto compare: {b}: holds no training" in done.stderr

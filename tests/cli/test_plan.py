@@ -175,4 +175,4 @@ def test_files_that_are_missing_fail_or_lack_a_sample_are_named(tmp_path: Path, 
     ):
         done = stretto_plan(tmp_path / file, "--devices 2")
         assert done.exit_code == 2
-        assert says in done.stderr.replace("\n", "")
+        assert says in done.stderr

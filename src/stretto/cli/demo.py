@@ -116,7 +116,7 @@ def demo(
         if json_file is not None:
             write_json(record, json_file)
         write_page(record, html_file)
-        terminal.print(f"Plots: {html_file}")
+        terminal.print(f"Plots: {html_file}", markup=False, soft_wrap=True)
     except (ValueError, RuntimeError, OSError) as error:
         fail("demo", error, 1)
     if show:

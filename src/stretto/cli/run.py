@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli.terminal import check_writable, fail, write_json
+from stretto.cli.terminal import check_writable, fail, say_error, write_json
 from stretto.console import console
 
 PASS_ON = {"allow_interspersed_args": False}
@@ -61,7 +61,7 @@ def run(
     try:
         print_report(record, console(sys.stderr))
         for problem in errors:
-            console(sys.stderr).print(f"stretto run: {problem}", style="red", markup=False)
+            say_error("run", problem)
     except OSError:  # whoever read it has gone: the script's exit code stays its own
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     raise typer.Exit(end_as(record) or (2 if errors else 0))

@@ -134,6 +134,7 @@ def _work(job: "Job", search: "Search", num_processes: int) -> None:
             f"Interrupted: {done.num_done} of {done.num_wanted} runs are made and kept in {job.storage}. The same "
             f"command goes on: {shlex.join(['stretto', *sys.argv[1:]])}",
             markup=False,
+            soft_wrap=True,
         )
         raise typer.Exit(_INTERRUPTED) from None
 

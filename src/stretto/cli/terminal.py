@@ -11,9 +11,14 @@ import typer
 from stretto.console import console
 
 
+def say_error(verb: str, error: Exception | str) -> None:
+    """Print the error, unbroken, so that a path in it can be copied and a line of it found."""
+    console(sys.stderr).print(f"stretto {verb}: {error}", style="red", markup=False, soft_wrap=True)
+
+
 def fail(verb: str, error: Exception | str, code: int) -> NoReturn:
     """Print the error and end with the exit code."""
-    console(sys.stderr).print(f"stretto {verb}: {error}", style="red", markup=False)
+    say_error(verb, error)
     raise typer.Exit(code)
 
 
