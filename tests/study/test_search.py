@@ -1,5 +1,6 @@
 """The protocol: which runs are made, by whom, and what is left of a study that was ended."""
 
+import contextlib
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -285,6 +286,18 @@ def test_a_storage_of_another_study_is_refused_and_stays_as_it_is(
     assert "target is 1.0 there and 2.0 here" in str(caught.value)
     assert "ranges is {'lr': [0.01, 0.4], 'decay': [0.25, 1.0]} there and" in str(caught.value)
     assert storage.read_bytes() == before
+
+
+def test_a_file_whose_tables_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "begun.db"
+    optuna.storages.RDBStorage(f"sqlite:///{path}").engine.dispose()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        for name in tables:
+            if name.startswith("trial") or name == "alembic_version":
+                connection.execute(f"DROP TABLE {name}")
+        connection.commit()
+    assert searched(make_study(), path)
 
 
 def test_files_of_something_else_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:

@@ -33,6 +33,12 @@ _HEARTBEAT_S = 30
 _GRACE_S = 300  # of another machine's process; one of this machine is seen to be dead at once
 _LOCK_S = 120  # a process waits so long for another one's write
 _OPENINGS = 5
+_TABLES = {
+    *("alembic_version", "version_info", "studies", "study_directions", "trials", "trial_heartbeats"),
+    *("study_system_attributes", "study_user_attributes", "trial_system_attributes", "trial_user_attributes"),
+    *("trial_intermediate_values", "trial_params", "trial_values"),
+}
+"""Optuna's: a file that another process is making has some of them."""
 
 
 def check_installed() -> None:
@@ -334,7 +340,7 @@ def _check_file(path: Path) -> None:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} is no SQLite file ({error}): choose another place with --storage") from None
-    if tables and not {"studies", "trials"} <= tables:
+    if not (tables <= _TABLES or {"studies", "trials"} <= tables):
         raise ValueError(
             f"{path} is a database of something else, with the tables {', '.join(sorted(tables)[:5])}: choose "
             "another place with --storage"
