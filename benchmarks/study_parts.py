@@ -27,7 +27,10 @@ RULES = {"unchanged": 0.0, "lr / sqrt e": -0.5, "lr / e": -1.0}
 LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
 """The second batch size of the workloads that have all factors."""
 FACTORS = (2, 4, 8, 16)
+MORE_SEEDS = 9
+"""Where three leave open on which side of a bound the mean lies."""
 SIZES = (64, 128, 256, 512, 1024)
+_SEEDS = 3
 _BUFFER_EXAMPLES = 1024
 _SIZE_TARGET = 76.0
 _OUT_OF_REACH = dict(zip(WORKLOADS, (100.0, 100.0, 1.0, 0.1, 0.1), strict=True))
@@ -41,7 +44,7 @@ class Part:
     workload: str
     conditions: tuple[Condition, ...]
     trials: int = 3
-    seeds: int = 3
+    seeds: int = _SEEDS
     to_budget: bool = False
     change: str = ""
     """What is other than in the workload's own study: LONG, SIZE, LOAD, QUALITY or one of the RULES."""
@@ -56,6 +59,11 @@ class Part:
         if self.change:
             name += "-" + self.change.replace(" / ", "-over-").replace(" ", "-")
         return self.folder / f"{name}.jsonl"
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other parts that have its conditions."""
+        return self.runs.stem if self.seeds <= _SEEDS else f"{self.runs.stem}-{self.seeds}-seeds"
 
     def study(self) -> Study | None:
         """What is trained; None as long as the learning rate without echo is not found."""
@@ -158,9 +166,12 @@ def parts(folder: Path = RESULTS) -> Iterator[Part]:
         yield Part(workload=workload, conditions=conditions, to_budget=True, folder=folder)
     for workload in WORKLOADS:
         conditions = tuple(condition(workload, variant, 4) for variant in variants(workload)[:-1])
-        yield Part(workload=workload, conditions=conditions, to_budget=workload in LARGE, folder=folder)
+        yield Part(workload=workload, conditions=conditions, to_budget=True, folder=folder)
     for workload in IMAGES:
         yield Part(workload=workload, conditions=(condition(workload, "before", 4, buffer=4),), folder=folder)
+    for workload in IMAGES:
+        conditions = (baseline(workload), condition(workload, "before", 4))
+        yield Part(workload=workload, conditions=conditions, seeds=MORE_SEEDS, folder=folder)
     for workload in LARGE:
         conditions = tuple(condition(workload, variant, 4) for variant in variants(workload))
         for rule in RULES:

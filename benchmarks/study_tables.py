@@ -11,6 +11,7 @@ from study_parts import (
     LARGE,
     LOAD,
     LONG,
+    MORE_SEEDS,
     QUALITY,
     RULES,
     SIZE,
@@ -59,7 +60,7 @@ class Results:
     """What the runs of all parts say."""
 
     outcomes: Mapping[tuple[str, Condition], Outcome]
-    """By the file of the runs (without its ending) and the condition."""
+    """By the part's name and the condition."""
     studies: Mapping[str, Study]
 
     @classmethod
@@ -69,13 +70,13 @@ class Results:
         studies = {}
         for part in wanted:
             if (study := part.study()) is not None:
-                studies[part.runs.stem] = study
-                outcomes |= {(part.runs.stem, outcome.condition): outcome for outcome in part.outcomes(study)}
+                studies[part.name] = study
+                outcomes |= {(part.name, outcome.condition): outcome for outcome in part.outcomes(study)}
         return cls(outcomes, studies)
 
-    def fresh_examples(self, file: str, condition: Condition) -> dict[int, int] | str:
+    def fresh_examples(self, part: str, condition: Condition) -> dict[int, int] | str:
         """To the target, by seed; a reason where there are none to compare."""
-        outcome = self.outcomes.get((file, condition))
+        outcome = self.outcomes.get((part, condition))
         if outcome is None or not outcome.trials:
             return "not run"
         if not outcome.is_done:
@@ -85,10 +86,10 @@ class Results:
             return f"{len(reached)} of {len(outcome.repeats)} seeds reach it"
         return reached
 
-    def quotients(self, file: str, condition: Condition, base: tuple[str, Condition] | None = None) -> Spread | str:
+    def quotients(self, part: str, condition: Condition, base: tuple[str, Condition] | None = None) -> Spread | str:
         """N(e) / N(1): of the means over the seeds, with the lowest and the highest of the seeds' own."""
-        found = self.fresh_examples(file, condition)
-        of_base = self.fresh_examples(*(base or (file, Condition.baseline(condition.batch_size))))
+        found = self.fresh_examples(part, condition)
+        of_base = self.fresh_examples(*(base or (part, Condition.baseline(condition.batch_size))))
         if isinstance(found, str):
             return found
         if isinstance(of_base, str):
@@ -96,14 +97,14 @@ class Results:
         own = [count / of_base[seed] for seed, count in found.items()]
         return Spread(sum(found.values()) / sum(of_base.values()), min(own), max(own))
 
-    def ratio(self, file: str, condition: Condition, base: tuple[str, Condition] | None = None) -> str:
+    def ratio(self, part: str, condition: Condition, base: tuple[str, Condition] | None = None) -> str:
         """The same as text."""
-        found = self.quotients(file, condition, base)
+        found = self.quotients(part, condition, base)
         return found if isinstance(found, str) else spread(found, 2)
 
-    def final(self, file: str, condition: Condition) -> str:
+    def final(self, part: str, condition: Condition) -> str:
         """The metric at the budget, with as many decimals as tell about four digits."""
-        outcome = self.outcomes.get((file, condition))
+        outcome = self.outcomes.get((part, condition))
         finals = [] if outcome is None else [run.final for run in outcome.repeats if run.final is not None]
         if outcome is None or not outcome.is_done or len(finals) < len(outcome.repeats):
             return "not run"
@@ -240,10 +241,14 @@ def fours_table(results: Results) -> str:
         if workload in IMAGES:
             chosen.append(condition(workload, "before", 4, buffer=4))
         cells = [results.ratio(workload, one) for one in chosen]
-        rows.append([NAMES[workload], *cells, *["-"] * (4 - len(cells))])
-    last = f"{TITLES['before']}, buffer of 4"
+        if workload in IMAGES:
+            more = Part(workload=workload, conditions=(), seeds=MORE_SEEDS)
+            cells.insert(3, results.ratio(more.name, chosen[2]))
+        rows.append([NAMES[workload], *cells, *["-"] * (5 - len(cells))])
+    before = TITLES["before"]
+    last = f"{before}, {MORE_SEEDS} seeds", f"{before}, buffer of 4"
     return markdown_table(
-        [("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), last), *rows]
+        [("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), *last), *rows]
     )
 
 
@@ -255,8 +260,7 @@ def rates_table(results: Results) -> str:
             one = condition(workload, variant, 4)
             base = workload, baseline(workload)
             cells = [
-                results.ratio(Part(workload=workload, conditions=(), change=rule).runs.stem, one, base)
-                for rule in RULES
+                results.ratio(Part(workload=workload, conditions=(), change=rule).name, one, base) for rule in RULES
             ]
             rows.append([NAMES[workload], TITLES[variant], *cells, results.ratio(workload, one)])
     return markdown_table([("workload", "echo, e = 4", *RULES, "re-tuned, 3 trials"), *rows])
