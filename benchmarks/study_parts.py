@@ -1,10 +1,11 @@
 """What the study is made of: parts, each with some conditions of one workload, and the file that has their runs."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from debian import cache_folder
@@ -28,7 +29,8 @@ LARGE = {"resnet_fashion": 256, "text_wordnet": 128}
 """The second batch size of the workloads that have all factors."""
 FACTORS = (2, 4, 8, 16)
 MORE_SEEDS = 9
-"""Where three leave open on which side of a bound the mean lies."""
+"""Where three leave too much open: no echo, and e = 4, on images."""
+MORE = f"-{MORE_SEEDS}-seeds"
 SIZES = (64, 128, 256, 512, 1024)
 _SEEDS = 3
 _BUFFER_EXAMPLES = 1024
@@ -63,7 +65,7 @@ class Part:
     @property
     def name(self) -> str:
         """What tells it from the other parts that have its conditions."""
-        return self.runs.stem if self.seeds <= _SEEDS else f"{self.runs.stem}-{self.seeds}-seeds"
+        return self.runs.stem + (MORE if self.seeds == MORE_SEEDS else "")
 
     def study(self) -> Study | None:
         """What is trained; None as long as the learning rate without echo is not found."""
@@ -117,6 +119,15 @@ class Part:
             )
             for condition in self.conditions
         ]
+
+
+def ratio(counts: Collection[float], without: Collection[float]) -> tuple[float, float, float]:
+    """Of the means over the seeds, with the lowest and the highest of `counts` over the mean of `without`.
+
+    There may be more seeds of one than of the other.
+    """
+    mean = fmean(without)
+    return fmean(counts) / mean, min(counts) / mean, max(counts) / mean
 
 
 def workload_study(workload: str) -> Study:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fresh_examples import PAPER
 from harness import Report, Spread
+from study_parts import ratio
 from study_store_runs import BASELINE, RATIO, TIMED, TimedRun, best_trial, echoed, title
 
 from stretto.demo.calibrate import TOLERANCE
@@ -47,8 +48,9 @@ def by_seed(runs: Sequence[Run], name: str) -> dict[int, float]:
 
 
 def fresh_ratio(runs: Sequence[Run], plain: Sequence[Run]) -> Spread | None:
-    """N(e) / N(1)."""
-    return quotient(by_seed(runs, "fresh_examples"), by_seed(plain, "fresh_examples"))
+    """N(e) / N(1), see `ratio`."""
+    counts, without = (by_seed(some, "fresh_examples").values() for some in (runs, plain))
+    return Spread(*ratio(counts, without)) if counts and without else None
 
 
 def computed(ratio: Spread, factor: float, r: float) -> Spread:

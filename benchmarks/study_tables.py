@@ -11,7 +11,7 @@ from study_parts import (
     LARGE,
     LOAD,
     LONG,
-    MORE_SEEDS,
+    MORE,
     QUALITY,
     RULES,
     SIZE,
@@ -21,6 +21,7 @@ from study_parts import (
     baseline,
     buffers,
     condition,
+    ratio,
     sizes,
     variants,
 )
@@ -74,28 +75,27 @@ class Results:
                 outcomes |= {(part.name, outcome.condition): outcome for outcome in part.outcomes(study)}
         return cls(outcomes, studies)
 
-    def fresh_examples(self, part: str, condition: Condition) -> dict[int, int] | str:
-        """To the target, by seed; a reason where there are none to compare."""
-        outcome = self.outcomes.get((part, condition))
+    def fresh_examples(self, part: str, condition: Condition) -> list[int] | str:
+        """To the target, of each seed; a reason where there are none to compare."""
+        outcome = self.outcomes.get((part + MORE, condition)) or self.outcomes.get((part, condition))
         if outcome is None or not outcome.trials:
             return "not run"
         if not outcome.is_done:
             return "not finished"
-        reached = {run.seed: run.fresh_examples for run in outcome.repeats if run.status == "reached"}
+        reached = [run.fresh_examples for run in outcome.repeats if run.status == "reached"]
         if len(reached) < len(outcome.repeats) or not reached:
             return f"{len(reached)} of {len(outcome.repeats)} seeds reach it"
         return reached
 
     def quotients(self, part: str, condition: Condition, base: tuple[str, Condition] | None = None) -> Spread | str:
-        """N(e) / N(1): of the means over the seeds, with the lowest and the highest of the seeds' own."""
+        """N(e) / N(1), see `ratio`."""
         found = self.fresh_examples(part, condition)
         of_base = self.fresh_examples(*(base or (part, Condition.baseline(condition.batch_size))))
         if isinstance(found, str):
             return found
         if isinstance(of_base, str):
             return f"without echo {of_base}"
-        own = [count / of_base[seed] for seed, count in found.items()]
-        return Spread(sum(found.values()) / sum(of_base.values()), min(own), max(own))
+        return Spread(*ratio(found, of_base))
 
     def ratio(self, part: str, condition: Condition, base: tuple[str, Condition] | None = None) -> str:
         """The same as text."""
@@ -119,11 +119,9 @@ def workloads_table(results: Results) -> str:
         study, found = results.studies[workload], results.fresh_examples(workload, baseline(workload))
         every = importlib.import_module(f"workloads.{workload}").EVALUATE_EVERY
         cells = [NAMES[workload], study.goal, f"{study.batch_size}", f"{study.max_fresh_examples:,}", f"{every:,}"]
-        without = found if isinstance(found, str) else spread(Spread.of(list(found.values())))
+        without = found if isinstance(found, str) else spread(Spread.of(found))
         # N lies half a step of evaluations before where it is seen; a step is of 1 / e as many fresh examples.
-        favour = (
-            "-" if isinstance(found, str) else f"{every / 2 * (1 - 1 / 4) * len(found) / sum(found.values()):.2f}"
-        )
+        favour = "-" if isinstance(found, str) else f"{every / 2 * (1 - 1 / 4) * len(found) / sum(found):.2f}"
         rows.append([*cells, without, favour])
     titles = ("workload", "target", "batch", "budget", "evaluated every", "N(1)", "favour to e = 4")
     return markdown_table([titles, *rows])
@@ -196,7 +194,7 @@ def sizes_table(results: Results) -> str:
     for batch_size in SIZES:
         base, examples, batches = sizes(batch_size)
         found = results.fresh_examples(file, base)
-        without = found if isinstance(found, str) else spread(Spread.of(list(found.values())))
+        without = found if isinstance(found, str) else spread(Spread.of(found))
         rows.append([f"{batch_size}", without, results.ratio(file, batches), results.ratio(file, examples)])
     titles = ("batch size", "N(1)", "batch echoing, unshuffled", TITLES["before"])
     return markdown_table([titles, *rows])
@@ -241,14 +239,10 @@ def fours_table(results: Results) -> str:
         if workload in IMAGES:
             chosen.append(condition(workload, "before", 4, buffer=4))
         cells = [results.ratio(workload, one) for one in chosen]
-        if workload in IMAGES:
-            more = Part(workload=workload, conditions=(), seeds=MORE_SEEDS)
-            cells.insert(3, results.ratio(more.name, chosen[2]))
-        rows.append([NAMES[workload], *cells, *["-"] * (5 - len(cells))])
-    before = TITLES["before"]
-    last = f"{before}, {MORE_SEEDS} seeds", f"{before}, buffer of 4"
+        rows.append([NAMES[workload], *cells, *["-"] * (4 - len(cells))])
+    last = f"{TITLES['before']}, buffer of 4"
     return markdown_table(
-        [("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), *last), *rows]
+        [("workload", *(TITLES[variant] for variant in ("batch", "after", "before")), last), *rows]
     )
 
 

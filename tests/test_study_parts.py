@@ -22,11 +22,11 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_no_condition_is_wanted_with_different_numbers_of_trials_or_seeds(benchmark: Any) -> None:
     wanted = [
-        (part.runs, condition, part.trials, part.seeds)
+        (part.name, condition, part.trials, part.seeds)
         for part in benchmark("study_parts").parts()
         for condition in part.conditions
     ]
-    assert len({(runs, condition) for runs, condition, *_ in wanted}) == len(set(wanted))
+    assert len({(name, condition) for name, condition, *_ in wanted}) == len(set(wanted))
 
 
 def test_the_pages_are_what_the_runs_say(benchmark: Any) -> None:
