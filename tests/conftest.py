@@ -1,8 +1,24 @@
-"""The slowest files begin first, so that neither of two test processes is left with one of them at the end."""
+"""Every test sees the same terminal and the same examples, wherever and however slowly it runs.
 
+The slowest files begin first, so that neither of two test processes is left with one of them at the end.
+"""
+
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+for name in (
+    *("COLUMNS", "LINES", "TERM", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),  # what rich and typer go by
+):
+    os.environ.pop(name, None)
+
+# No clock, no luck, nothing of an earlier run. Registered before any test is: a test keeps what was loaded then.
+NO_CLOCKS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("tests", derandomize=True, database=None, max_examples=40, **NO_CLOCKS)
+settings.load_profile("tests")
 
 SLOWEST = [
     "launch/test_plain_loops.py",

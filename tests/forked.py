@@ -15,12 +15,14 @@ from pathlib import Path
 
 import torch
 
+from tests.patience import PATIENCE_S
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed.run", "stretto.cli.main", "tests.forked"])
 
 
 def python(
-    *arguments: object, cwd: Path | None = None, timeout_s: float = 120, **variables: str
+    *arguments: object, cwd: Path | None = None, timeout_s: float = PATIENCE_S, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command of Python's to its end, with `variables` in its environment and nothing to read."""
     command = [str(argument) for argument in arguments]

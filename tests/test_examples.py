@@ -19,7 +19,8 @@ SPLIT = (*RANKS, "examples/split.py")
 
 
 def run(*arguments: object) -> str:
-    done = python(*arguments, cwd=ROOT, OMP_NUM_THREADS="1", NO_ALBUMENTATIONS_UPDATE="1")
+    variables = {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = python(*arguments, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -14,6 +14,7 @@ import pytest
 from stretto.profile.cores import SharedMemory
 from stretto.profile.doctor import MIN_TORCH, Facts, Gpu, Torch, judge, look, torch_is_usable, verdict
 from tests.forked import python
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -127,7 +128,7 @@ def test_the_command_says_the_verdict_first_and_writes_the_record(tmp_path: Path
     few_files = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, r.getrlimit(r.RLIMIT_NOFILE)[1]))"
     command = [sys.executable, "-c", code(few_files), "doctor", "--json", tmp_path / "doctor.json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "doctor.json").read_text())
     first, *rows = done.stdout.splitlines()

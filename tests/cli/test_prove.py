@@ -198,7 +198,7 @@ def test_one_pair_is_refused() -> None:
 
 
 def stretto(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return python("-m", "stretto.cli", "prove", *arguments, timeout_s=280, OMP_NUM_THREADS="1")
+    return python("-m", "stretto.cli", "prove", *arguments, OMP_NUM_THREADS="1")
 
 
 def test_pairs_of_real_runs_alternate_in_order_and_make_equal_updates(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ app(sys.argv[1:])
 """
     options = f"{SMALL} --storage {tmp_path / 'other.db'} --json"
     assert python("-c", kill, "study", file, *shlex.split(f"{options} -")).returncode == -9
-    done = python("-m", "stretto.cli", "study", file, *shlex.split(f"{options} - --processes 2"), timeout_s=400)
+    done = python("-m", "stretto.cli", "study", file, *shlex.split(f"{options} - --processes 2"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("[3 of 8 runs")
     assert counts(json.loads(done.stdout)) == counts(whole)

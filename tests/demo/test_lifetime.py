@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from stretto.demo.server import ObjectStore
+from tests.patience import PATIENCE_S
 
 PROGRAM = """
 import json, psutil, time
@@ -19,7 +20,7 @@ from stretto.demo.link import Link
 from stretto.demo.server import ObjectStore
 with ObjectStore() as store, Link(store.endpoint) as link:
     print(json.dumps([store.pid, psutil.Process(store.pid).children()[0].pid, link.pid]), flush=True)
-    time.sleep(600)
+    time.sleep(6000)
 """
 SIGNALS = (signal.SIGINT, signal.SIGKILL)
 
@@ -46,7 +47,7 @@ def files_of(processes: list[psutil.Process]) -> list[Path]:
 
 
 def assert_gone(processes: list[psutil.Process], files: list[Path]) -> None:
-    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
     assert [path for path in files if path.exists()] == []
 
 
@@ -69,5 +70,5 @@ def test_after_a_signal_to_the_program_no_process_and_no_file_is_left(
     processes = [psutil.Process(pid) for pid in json.loads(program.stdout.readline())]
     files = files_of(processes)
     program.send_signal(number)
-    assert program.wait(20) == -number
+    assert program.wait(PATIENCE_S) == -number
     assert_gone(processes, files)

@@ -19,6 +19,7 @@ from stretto.demo.job import Augment, Trainer
 from stretto.demo.page import write_page
 from stretto.demo.run import Plan, summarise
 from tests.forked import python
+from tests.patience import PATIENCE_S
 
 SMALL = """
 import stretto.demo.run as demo
@@ -103,11 +104,11 @@ def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
         assert len(children) >= 2  # the server and the link
         process.send_signal(signal.SIGINT)
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 130
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert alive == []
 
 

@@ -1,4 +1,7 @@
+import shlex
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -35,7 +38,9 @@ def test_port_taken_at_every_try_is_an_error_with_the_tail_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = tmp_path / "tries"
-    fake_weed(tmp_path, monkeypatch, f"echo x >> {tries}; echo bind: address already in use; exit 1")
+    fake_weed(
+        tmp_path, monkeypatch, f"echo x >> {shlex.quote(str(tries))}; echo bind: address already in use; exit 1"
+    )
     with pytest.raises(RuntimeError, match="address already in use"):
         ObjectStore().__enter__()
     assert tries.read_text() == "x\n" * 3
@@ -45,7 +50,15 @@ def test_server_that_is_never_ready_is_an_error_and_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid_file = tmp_path / "pid"
-    fake_weed(tmp_path, monkeypatch, f"echo $$ > {pid_file}; echo still thinking; exec sleep 600")
+    fake_weed(
+        tmp_path, monkeypatch, f"echo still thinking; echo $$ > {shlex.quote(str(pid_file))}; exec sleep 6000"
+    )
+
+    def clock() -> float:
+        """Two seconds pass as soon as the program has said what it has to say."""
+        return 2.0 if pid_file.exists() and pid_file.read_text().endswith("\n") else 0.0
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with pytest.raises(RuntimeError, match=r"(?s)not ready after 1 s.*still thinking"):
         ObjectStore(startup_timeout_s=1).__enter__()
     assert not psutil.pid_exists(int(pid_file.read_text()))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -11,6 +11,7 @@ IMAGES = SHAPES.flatmap(lambda shape: hnp.arrays(np.uint8, shape))
 SHARD = encode(np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([3, 9]))
 
 
+@settings(max_examples=100)
 @given(IMAGES, st.data())
 def test_decode_returns_what_was_encoded(images: np.ndarray, data: st.DataObject) -> None:
     labels = data.draw(hnp.arrays(np.int64, len(images), elements=st.integers(0, 255)))
@@ -19,12 +20,14 @@ def test_decode_returns_what_was_encoded(images: np.ndarray, data: st.DataObject
     np.testing.assert_array_equal(found_labels, labels)
 
 
+@settings(max_examples=100)
 @given(st.integers(0, len(SHARD) - 1))
 def test_every_truncation_is_an_error_with_name_and_bytes(size: int) -> None:
     with pytest.raises(ValueError, match=rf"Shard s3://b/7\.shard is truncated: {size} bytes, expected \d+"):
         decode(SHARD[:size], "s3://b/7.shard")
 
 
+@settings(max_examples=100)
 @given(st.integers(0, len(SHARD) - 1), st.integers(1, 255))
 def test_every_changed_byte_is_an_error_with_the_name(position: int, change: int) -> None:
     damaged = bytearray(SHARD)
@@ -33,12 +36,14 @@ def test_every_changed_byte_is_an_error_with_the_name(position: int, change: int
         decode(bytes(damaged), "s3://b/7.shard")
 
 
+@settings(max_examples=100)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_an_error_with_the_name(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"s3://b/7\.shard"):
         decode(data, "s3://b/7.shard")
 
 
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_no_index(data: bytes) -> None:
     with pytest.raises(ValueError, match=rf"x/index\.json \({len(data)} bytes\) is no index"):

@@ -1,4 +1,4 @@
-"""Hypothesis without clocks or luck, and after every test: no thread and no worker process is left."""
+"""After every test no thread and no worker process is left."""
 
 import gc
 import multiprocessing
@@ -6,12 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from tests.echo.sources import upstream_threads
 
-settings.register_profile("echo", derandomize=True, deadline=None, database=None, max_examples=40)
-settings.load_profile("echo")
 os.environ["OMP_NUM_THREADS"] = "1"
 
 

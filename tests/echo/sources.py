@@ -10,8 +10,7 @@ import torch
 
 from stretto import EchoLoader
 from stretto.echo.upstream import Fresh
-
-PATIENCE_S = 20
+from tests.patience import PATIENCE_S
 
 
 def id_batches(num_batches: int, batch_size: int, *, last: int | None = None) -> list[torch.Tensor]:

@@ -8,7 +8,8 @@ import torch
 
 import stretto
 from stretto import EchoLoader
-from tests.echo.sources import PATIENCE_S, Gated, flat, id_batches, let_arrive
+from tests.echo.sources import Gated, flat, id_batches, let_arrive
+from tests.patience import PATIENCE_S
 
 
 def run(trace: list[int], **settings: Any) -> tuple[list[list[int]], EchoLoader]:

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 import stretto
 from stretto.echo.buffer import TensorPool
 from tests.echo.sources import (
-    PATIENCE_S,
     Failing,
     Numbers,
     await_arrivals,
@@ -24,6 +23,7 @@ from tests.echo.sources import (
     state_after,
     upstream_threads,
 )
+from tests.patience import PATIENCE_S
 
 
 class TwoArgumentsError(Exception):

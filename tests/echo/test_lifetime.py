@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import stretto
-from tests.echo.sources import PATIENCE_S, Gated, Numbers, await_arrivals, epoch, id_batches, upstream_threads
+from tests.echo.sources import Gated, Numbers, await_arrivals, epoch, id_batches, upstream_threads
+from tests.patience import PATIENCE_S
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -195,7 +196,7 @@ exec(ending)
 
 def test_the_interpreter_exits_promptly_and_silently() -> None:
     command = [sys.executable, "-c", PROGRAM, *EXITS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     expected = [f"{7 if 'SystemExit' in ending else 0} {ending}" for ending in EXITS]
     assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 

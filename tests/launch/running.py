@@ -11,11 +11,11 @@ from typing import Any
 
 from stretto.profile.schema import LoaderRecord, RankRecord, RunRecord
 from tests.forked import python
+from tests.patience import PATIENCE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
 STRETTO_RUN = [sys.executable, "-c", "from stretto.cli.main import app; app()", "run"]
-KILL_AFTER_S = 120
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def execute(command: list[str], *, stdin: str = "", cwd: Path | None = None, **m
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=KILL_AFTER_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
@@ -74,7 +74,7 @@ def stretto_run(folder: Path, command: list[str], *options: str, cwd: Path | Non
     path = folder / "record.json"
     path.unlink(missing_ok=True)
     arguments = ["run", "--json", str(path), *options, "--", *command]
-    done = python("-m", "stretto.cli", *arguments, cwd=cwd, timeout_s=KILL_AFTER_S, **environment(**more))
+    done = python("-m", "stretto.cli", *arguments, cwd=cwd, **environment(**more))
     record = json.loads(path.read_text()) if path.exists() else None
     return Done(done.returncode, done.stdout, done.stderr, record)
 

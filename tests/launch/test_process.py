@@ -11,7 +11,8 @@ import pytest
 
 from stretto.launch.options import RunOptions
 from stretto.launch.parent import run_script, script_run
-from tests.launch.running import KILL_AFTER_S, SCRIPTS, STRETTO_RUN, environment, stretto_run
+from tests.launch.running import SCRIPTS, STRETTO_RUN, environment, stretto_run
+from tests.patience import PATIENCE_S
 
 SEES = str(SCRIPTS / "sees.py")
 SIGNALS = str(SCRIPTS / "signals.py")
@@ -41,7 +42,7 @@ def test_a_script_sees_and_says_the_same(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     command = [sys.executable, SEES, ending, "--steps", "3", "--", "an argument", ""]
     with given.open() as stdin:
-        alone = subprocess.run(command, stdin=stdin, capture_output=True, check=False, timeout=KILL_AFTER_S)
+        alone = subprocess.run(command, stdin=stdin, capture_output=True, check=False, timeout=PATIENCE_S)
     with given.open() as stdin:
         before = os.dup(0)
         os.dup2(stdin.fileno(), 0)
@@ -63,9 +64,7 @@ def test_a_module_is_run_as_a_module(
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
     command = [sys.executable, "-m", "sees", "3", "x"]
-    alone = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=KILL_AFTER_S
-    )
+    alone = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=PATIENCE_S)
     record = run_script(command, RunOptions())
     assert capfdbinary.readouterr().out == alone.stdout
     assert record["exit_code"] == 3
@@ -98,7 +97,7 @@ def test_a_signal_reaches_a_script_that_handles_it(tmp_path: Path) -> None:
     number = signal.SIGTERM
     process = start("handles", tmp_path)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=KILL_AFTER_S)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert out == f"saved after {number.name}\n"
     assert process.returncode == 7
     assert (tmp_path / "record.json").exists()
@@ -109,7 +108,7 @@ def test_a_script_that_dies_of_a_signal_gives_that_status(tmp_path: Path) -> Non
     number = signal.SIGINT
     process = start("dies", tmp_path)
     process.send_signal(number)
-    process.communicate(timeout=KILL_AFTER_S)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -number
     assert f'"exit_signal": "{number.name}"' in (tmp_path / "record.json").read_text()
 
@@ -118,7 +117,7 @@ def test_a_script_that_dies_of_a_signal_gives_that_status(tmp_path: Path) -> Non
 def test_a_script_ends_when_stretto_run_is_killed(tmp_path: Path) -> None:
     process = start("handles", tmp_path)
     process.kill()
-    out, _ = process.communicate(timeout=KILL_AFTER_S)  # until the script has closed it
+    out, _ = process.communicate(timeout=PATIENCE_S)  # until the script has closed it
     assert out == "saved after SIGTERM\n"
 
 

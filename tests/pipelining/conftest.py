@@ -5,11 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
 
 from tests.pipelining.processes import Pool
 
-settings.register_profile("pipelining", derandomize=True, deadline=None, database=None)
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 

@@ -6,25 +6,22 @@ interpreter does, with its threads, its exit functions and its modules.
 
 import ctypes
 import runpy
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.forked import python
+from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
 Completed = subprocess.CompletedProcess[str]
 
 
-def by_hand(script: str, world: int, *arguments: object, timeout_s: float = 40) -> list[Completed]:
+def by_hand(script: str, world: int, *arguments: object) -> list[Completed]:
     """Run a script of `scripts/` in `world` processes. Raises AssertionError if one does not end in time."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
 
-    def run(rank: int) -> Completed:
+    def run(rank: int, port: int) -> Completed:
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(world),
@@ -32,18 +29,18 @@ def by_hand(script: str, world: int, *arguments: object, timeout_s: float = 40) 
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        return python("-m", __name__, script, *arguments, cwd=ROOT, timeout_s=timeout_s, **variables)
+        return python("-m", __name__, script, *arguments, cwd=ROOT, **variables)
 
-    with ThreadPoolExecutor(world) as threads:
-        return list(threads.map(run, range(world)))
+    with held_port() as port, ThreadPoolExecutor(world) as threads:
+        return list(threads.map(run, range(world), [port] * world))
 
 
-def by_torchrun(script: str, world: int, *arguments: object, timeout_s: float = 60) -> Completed:
+def by_torchrun(script: str, world: int, *arguments: object) -> Completed:
     """Run a script of `scripts/` as `torchrun` does, in new processes."""
     path = ROOT / "tests" / "pipelining" / "scripts" / f"{script}.py"
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world, path, *arguments)
     variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return python(*command, cwd=ROOT, timeout_s=timeout_s, **variables)
+    return python(*command, cwd=ROOT, **variables)
 
 
 def _main() -> None:

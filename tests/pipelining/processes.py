@@ -23,8 +23,10 @@ import torch
 import torch.distributed as dist
 
 from tests.forked import _SERVER
+from tests.patience import PATIENCE_S
 
-_IMPATIENT = timedelta(seconds=30)
+_MORE_PATIENT = timedelta(seconds=2 * PATIENCE_S)
+"""So that no wait in vain ends by itself before the tests take notice of it."""
 
 
 class DiedError(RuntimeError):
@@ -39,7 +41,7 @@ class Pool:
         self._members: list[tuple[Any, Connection]] = []
         self._num_calls = 0
 
-    def run(self, function: Callable[..., Any], world: int, *args: Any, timeout_s: float = 40) -> list[Any]:
+    def run(self, function: Callable[..., Any], world: int, *args: Any, timeout_s: float = PATIENCE_S) -> list[Any]:
         """The results of `function(rank, world, *args)`, by rank. Raises the exception of the first that raised."""
         found = self.outcomes(function, world, *args, timeout_s=timeout_s)
         for rank, outcome in enumerate(found):
@@ -48,7 +50,9 @@ class Pool:
                 raise outcome
         return found
 
-    def outcomes(self, function: Callable[..., Any], world: int, *args: Any, timeout_s: float = 40) -> list[Any]:
+    def outcomes(
+        self, function: Callable[..., Any], world: int, *args: Any, timeout_s: float = PATIENCE_S
+    ) -> list[Any]:
         """As `run`, with the exception (its traceback in its notes) where a process raised one.
 
         Kills the pool and raises AssertionError, with the stacks of all, after `timeout_s`.
@@ -132,7 +136,7 @@ def _work(rank: int, port: int, connection: Connection, stacks: Path) -> None:
             if dist.is_initialized():  # all are done with it, as the tests wait for all
                 dist.destroy_process_group()
             own = dist.PrefixStore(str(number), store)
-            dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=_IMPATIENT)
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=_MORE_PATIENT)
             try:
                 outcome = function(rank, world, *args)
             except BaseException as error:

@@ -132,7 +132,7 @@ def killed_while_saving(rank: int, world: int, folder: Path, flush: bool) -> Non
 
 @pytest.mark.parametrize("flush", [False, True], ids=["under way", "flushed"])
 def test_a_process_that_is_killed_while_it_saves_is_told_to_all(flush: bool, pool: Pool, tmp_path: Path) -> None:
-    first, second, _ = pool.outcomes(killed_while_saving, 3, tmp_path / "last", flush, timeout_s=15)
+    first, second, _ = pool.outcomes(killed_while_saving, 3, tmp_path / "last", flush)
     assert "rank 2 failed" in str(second) if not flush else "without a word" in str(second)
     assert "ended without a word" in str(first)
     assert not (tmp_path / "last").exists()
@@ -147,7 +147,7 @@ def failing_instead_of_saving(rank: int, world: int, folder: Path) -> None:
 
 
 def test_a_process_that_fails_while_others_save_is_told_to_them(pool: Pool, tmp_path: Path) -> None:
-    first, second, third = pool.outcomes(failing_instead_of_saving, 3, tmp_path / "last", timeout_s=15)
+    first, second, third = pool.outcomes(failing_instead_of_saving, 3, tmp_path / "last")
     for told in (first, second):
         assert isinstance(told, BlockFailed)
         assert told.rank == 2

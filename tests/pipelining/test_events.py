@@ -66,7 +66,7 @@ def test_longer_queues_hide_a_hop_of_half_a_forward() -> None:
     assert smallest_m(times) == Staleness.of(4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(settled())
 def test_the_formula_is_the_slope_of_the_events(case: tuple[Staleness, BlockTimes, list[float]]) -> None:
     spec, times, hops = case

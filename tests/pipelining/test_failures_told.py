@@ -230,4 +230,4 @@ def collect_garbage(rank: int, world: int) -> None:
 
 def test_a_group_that_waited_for_a_failed_process_can_be_given_up(pool: Pool, tmp_path: Path) -> None:
     pool.outcomes(failing_instead_of_saving, 3, tmp_path / "last")
-    pool.run(collect_garbage, 2, timeout_s=20)
+    pool.run(collect_garbage, 2)

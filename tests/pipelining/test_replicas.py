@@ -116,5 +116,5 @@ def on_a_part_of_the_world(rank: int, world: int, run: Run) -> Any:
 
 
 def test_a_mesh_of_some_processes_trains_whatever_groups_each_has_made(pool: Pool) -> None:
-    _, first, _, last = pool.run(on_a_part_of_the_world, 4, Run(), timeout_s=20)
+    _, first, _, last = pool.run(on_a_part_of_the_world, 4, Run())
     joined([first, last]).check_is(simulated(Run(), 2))

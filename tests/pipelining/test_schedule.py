@@ -83,7 +83,7 @@ def staleness(draw: st.DrawFn) -> Staleness:
     return Staleness.dsp(num_blocks, (*p, 0), (*q, 0), draw(st.sampled_from(["current", "stashed"])))
 
 
-@settings(settings.get_profile("pipelining"), max_examples=15)
+@settings(max_examples=15)
 @given(
     spec=staleness(),
     num_batches=st.integers(0, 12),

@@ -322,7 +322,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 
 @given(pipelines())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_measurement_gives_advice_that_is_finite_ranked_and_can_be_tried(pipeline: Pipeline) -> None:
     records = advise(pipeline)
     line, evidence, next_step = verdict(pipeline, records)

@@ -31,7 +31,7 @@ def seconds(pipeline: Pipeline, **changes: Any) -> float:
 
 
 @given(TIMES, TIMES, st.floats(1.1, 16))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_an_overlapped_echo_takes_the_longer_of_t_up_and_e_t_down(
     t_up: float, t_down: float, factor: float
 ) -> None:
@@ -41,7 +41,7 @@ def test_an_overlapped_echo_takes_the_longer_of_t_up_and_e_t_down(
 
 
 @given(TIMES, TIMES, st.floats(1.1, 16))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_an_echo_without_overlap_takes_t_up_and_e_t_down(t_up: float, t_down: float, factor: float) -> None:
     stages = (make_stage("read", waiting_s=t_up / 16), make_stage("collate"))
     pipeline = make_pipeline(t_up, t_down, num_workers=0, stages=stages)
@@ -70,7 +70,7 @@ def test_workers_that_compute_are_bound_by_cores(num_workers: int, expected: flo
     cores=st.integers(1, 4),
     more=st.integers(1, 12),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_no_prediction_computes_more_than_the_cores_can(
     service: float, cpu_share: float, step_s: float, step_share: float, cores: int, more: int
 ) -> None:

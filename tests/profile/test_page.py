@@ -9,6 +9,7 @@ import pytest
 
 from stretto.profile.html.page import write_page
 from stretto.profile.schema import RunRecord
+from tests.patience import PATIENCE_S
 from tests.profile import records
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -133,7 +134,7 @@ def test_a_browser_draws_every_plot_and_runs_nothing_of_the_script(tmp_path: Pat
         "--dump-dom",
     ]
     command.append((tmp_path / "page.html").as_uri())
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     page = Parsed(finished.stdout)
     plots = [found for tag, found in page.tags if "js-plotly-plot" in (found.get("class") or "")]
     drawn = [tag for tag, found in page.tags if tag == "svg" and found.get("class") == "main-svg"]

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import multiprocessing.util
 import time
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_a_step_without_an_optimizer_of_torchs_counts_as_an_update() -> None:
 
 
 def test_the_process_is_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    multiprocessing.util.get_temp_dir()  # keeps its sockets, whose paths may not be long, where they are
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     before = (DataLoader.__iter__, DataLoader._get_iterator, stretto.EchoLoader.__iter__)

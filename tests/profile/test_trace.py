@@ -68,7 +68,7 @@ def test_names_from_the_script_are_escaped(tmp_path: Path) -> None:
     assert events[-1]["name"] == name
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.floats(0, 100), st.floats(0, 10), st.integers(0, 1), st.integers(0, 1)),

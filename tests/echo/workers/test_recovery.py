@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import stretto
 from stretto import EchoDataLoader, StagedDataset
-from tests.echo.sources import PATIENCE_S, Numbers, id_batches, through_file
+from tests.echo.sources import Numbers, id_batches, through_file
 from tests.echo.workers.counted import Counted, double_decode, flat, multiset, noisy
+from tests.patience import PATIENCE_S
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 PERSISTENT = pytest.mark.parametrize("is_persistent", [False, True])
@@ -164,7 +165,7 @@ def test_ctrl_c_ends_everything() -> None:
                 assert line.startswith("workers ")
                 workers += [psutil.Process(int(pid)) for pid in line.split()[1:]]
             os.killpg(program.pid, signal.SIGINT)
-            rest, _ = program.communicate(timeout=60)
+            rest, _ = program.communicate(timeout=PATIENCE_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)

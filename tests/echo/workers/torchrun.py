@@ -4,13 +4,14 @@ import importlib
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.forked import python
+from tests.patience import PATIENCE_S
+from tests.ports import held_port
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = "tests.echo.workers.scripts"
@@ -37,22 +38,20 @@ def run_ranks(script: str) -> int:
     Returns 0 if all of them succeeded.
     """
     main = importlib.import_module(f"{SCRIPTS}.{script}").main
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="tests")
-    os.environ.update(WORLD_SIZE=str(WORLD_SIZE), LOCAL_WORLD_SIZE=str(WORLD_SIZE))
-    ranks = []
-    for number in range(WORLD_SIZE):
-        os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
-        ranks.append(multiprocessing.get_context("fork").Process(target=main))
-        ranks[-1].start()
-    for rank in ranks:
-        rank.join(100)
-        if rank.exitcode != 0:
-            for other in ranks:
-                other.kill()
-            return 1
+    with held_port() as port:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="tests")
+        os.environ.update(WORLD_SIZE=str(WORLD_SIZE), LOCAL_WORLD_SIZE=str(WORLD_SIZE))
+        ranks = []
+        for number in range(WORLD_SIZE):
+            os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
+            ranks.append(multiprocessing.get_context("fork").Process(target=main))
+            ranks[-1].start()
+        for rank in ranks:
+            rank.join(PATIENCE_S / 2)
+            if rank.exitcode != 0:
+                for other in ranks:
+                    other.kill()
+                return 1
     return 0
 
 
