@@ -8,6 +8,5 @@ _PLAIN_WIDTH = 120
 
 
 def console(file: TextIO) -> Console:
-    """On a terminal of its width, elsewhere plain and 120 columns wide; numbers are not coloured."""
-    found = Console(file=file, highlight=False)
-    return found if found.is_terminal else Console(file=file, highlight=False, width=_PLAIN_WIDTH)
+    """On a terminal of its width, elsewhere of 120 columns, whatever FORCE_COLOR says; numbers are not coloured."""
+    return Console(file=file, highlight=False, width=None if file.isatty() else _PLAIN_WIDTH)
