@@ -218,6 +218,45 @@ def test_what_breaks_in_a_message_is_told_of_the_process_where_it_breaks(
     assert all(f"{breaks} broke" in text for _, text in found)
 
 
+class FailsAtTheEnd(torch.optim.SGD):
+    num_updates = 0
+
+    def step(self, closure: None = None) -> None:
+        self.num_updates += 1
+        if self.num_updates == 9:
+            raise BrokenError("the optimizer broke")
+        super().step()
+
+
+def end_after_a_failure(rank: int, world: int) -> int:
+    """The last block fails when its last gradient is sent, and the first hears of it before its loader ends."""
+    layer = nn.Linear(6, 6)
+    optimizer = (FailsAtTheEnd if rank == world - 1 else torch.optim.SGD)(layer.parameters(), lr=0.1)
+    schedule = ScheduleDSP((layer, rank, world), optimizer, functional.cross_entropy, m=[0] * world)
+
+    def load() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from rows(9)
+        assert schedule._near.from_next is not None
+        schedule._near.from_next.join(30)
+
+    try:
+        for x, y in schedule.feed(load()):
+            schedule.step(x, target=y)
+        schedule.flush()
+    except BlockFailed as error:
+        return error.rank
+    except BrokenError:
+        return rank
+    finally:
+        dist.barrier()
+    return -1
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_nothing_more_is_sent_to_a_block_that_was_told_of_a_failure(pool: Pool, world: int) -> None:
+    assert pool.run(end_after_a_failure, world) == [world - 1] * world
+
+
 @pytest.mark.parametrize("where", range(4))
 def test_a_failure_reaches_all_replicas(pool: Pool, where: int) -> None:
     case = Case(where=where, call=5)

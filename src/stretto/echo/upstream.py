@@ -118,9 +118,14 @@ class Upstream:
             self._buffer = buffer
 
     def head(self, *, wait: bool, at: int = 0) -> Item | None:
-        """The next item, or the `at`-th behind it, left where it is; None when not there yet and not waited for."""
+        """The next item, or the `at`-th behind it, left where it is; None when not there yet and not waited for.
+
+        Raises RuntimeError where another thread closes this one meanwhile.
+        """
         with self._changed:
             while len(self._ready) <= at and wait:
+                if self._is_closed:
+                    raise RuntimeError("this iterator is over: its EchoLoader is closed")
                 self.start()  # it may have been stopped for an iterator that another thread collected just now
                 self._changed.wait()
             return self._ready[at] if len(self._ready) > at else None
