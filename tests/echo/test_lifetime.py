@@ -125,6 +125,40 @@ def test_closing_in_the_middle_of_a_fetch_waits_for_it_and_ends_its_thread() -> 
         iter(loader)
 
 
+class Watched(threading.Condition):
+    """Tells that somebody waits on it, before it lets go of its lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_waited_for.set()
+        return super().wait(timeout)
+
+
+def test_closing_ends_another_thread_that_waits_for_a_batch() -> None:
+    source = Gated(id_batches(6, 2))
+    loader = stretto.echo(source, 2)
+    loader._stream.upstream._changed = watched = Watched()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            next(iter(loader))
+        except RuntimeError as error:
+            raised.append(error)
+        source.release()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert watched.is_waited_for.wait(PATIENCE_S)
+    loader.close()
+    waiting.join(PATIENCE_S)
+    assert str(*raised) == "this iterator is over: its EchoLoader is closed"
+    assert_nothing_is_left()
+
+
 @WORKERS
 def test_close_and_with_end_everything_and_close_works_twice(num_workers: int) -> None:
     with make(num_workers) as loader:
