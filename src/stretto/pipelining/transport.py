@@ -136,8 +136,9 @@ class Outbox:
         if not fits:
             parts.append(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         parts += [tensor.view(torch.uint8) for tensor, sent in zip(flat, inline, strict=True) if sent is None]
-        works = [self.group.send(part, self.peer) for part in parts]
-        self._under_way.append((works, parts))
+        works: list[dist.Work] = []
+        self._under_way.append((works, parts))  # first, as parts under way must be kept
+        self.group.send(parts, self.peer, works)
 
 
 class Inbox:
