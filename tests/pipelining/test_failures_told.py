@@ -1,8 +1,11 @@
 """What fails in one process is raised in all, wherever it fails; in processes that live on."""
 
+import atexit
 import gc
+import os
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,6 +264,27 @@ def test_nothing_more_is_sent_to_a_block_that_was_told_of_a_failure(pool: Pool, 
 def test_a_failure_reaches_all_replicas(pool: Pool, where: int) -> None:
     case = Case(where=where, call=5)
     check(pool.run(fail, 4, case, (2, 2)), case, "the block broke")
+
+
+def end_a_fork(rank: int, world: int) -> int:
+    """The updates made, where a process is forked in the middle and ends as a script's does."""
+    layer = nn.Linear(6, 6)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.1)
+    schedule = ScheduleDSP((layer, rank, world), sgd, functional.cross_entropy, p=1)
+    for n, (x, y) in enumerate(schedule.feed(rows(9))):
+        schedule.step(x, target=y)
+        if n == 5 and rank == 0:
+            if (child := os.fork()) == 0:
+                warnings.simplefilter("ignore")
+                atexit._run_exitfuncs()
+                os._exit(0)
+            os.waitpid(child, 0)
+    schedule.flush()
+    return schedule.block.num_updates
+
+
+def test_the_end_of_a_forked_process_is_not_the_end_of_the_pipeline(pool: Pool) -> None:
+    assert pool.run(end_a_fork, 2) == [9, 9]
 
 
 def collect_garbage(rank: int, world: int) -> None:
