@@ -8,6 +8,7 @@ forgotten can be collected, which ends the thread.
 """
 
 import logging
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Upstream:
         self._passes = passes
         self._run_on = run_on
         self._copies = copies
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._ready: deque[Item] = deque()
         self._thread: threading.Thread | None = None
@@ -94,6 +96,8 @@ class Upstream:
 
         Returns whether it has ended. Nothing fetched is lost: `start` goes on.
         """
+        if self._pid != os.getpid():  # forked, without the thread, but perhaps with the lock that it held
+            return True
         with self._changed:
             self._wanted = False
             self._changed.notify_all()
