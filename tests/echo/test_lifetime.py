@@ -2,6 +2,8 @@
 
 import gc
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -124,6 +126,62 @@ def test_closing_in_the_middle_of_a_fetch_waits_for_it_and_ends_its_thread() -> 
     assert_nothing_is_left()
     with pytest.raises(ValueError, match="this EchoLoader is closed"):
         iter(loader)
+
+
+class Watched(threading.Condition):
+    """Tells that somebody waits on it, before it lets go of its lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_waited_for.set()
+        return super().wait(timeout)
+
+
+def test_closing_ends_another_thread_that_waits_for_a_batch() -> None:
+    source = Gated(id_batches(6, 2))
+    loader = stretto.echo(source, 2)
+    loader._stream.upstream._changed = watched = Watched()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            next(iter(loader))
+        except RuntimeError as error:
+            raised.append(error)
+        source.release()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert watched.is_waited_for.wait(PATIENCE_S)
+    loader.close()
+    waiting.join(PATIENCE_S)
+    assert str(*raised) == "this iterator is over: its EchoLoader is closed"
+    assert_nothing_is_left()
+
+
+def test_a_process_forked_while_the_thread_held_its_lock_can_end() -> None:
+    with stretto.echo(id_batches(6, 2), 2) as loader:
+        next(iter(loader))
+        is_held, is_forked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with loader._stream.upstream._changed:
+                is_held.set()
+                is_forked.wait(PATIENCE_S)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        is_held.wait(PATIENCE_S)
+        if (child := os.fork()) == 0:
+            signal.alarm(PATIENCE_S)  # ends a process that waits for ever
+            loader.close()
+            os._exit(0)
+        is_forked.set()
+        holder.join()
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @WORKERS

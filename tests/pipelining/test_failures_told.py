@@ -1,8 +1,11 @@
 """What fails in one process is raised in all, wherever it fails; in processes that live on."""
 
+import atexit
 import gc
+import os
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,10 +221,70 @@ def test_what_breaks_in_a_message_is_told_of_the_process_where_it_breaks(
     assert all(f"{breaks} broke" in text for _, text in found)
 
 
+class FailsAtTheEnd(torch.optim.SGD):
+    num_updates = 0
+
+    def step(self, closure: None = None) -> None:
+        self.num_updates += 1
+        if self.num_updates == 9:
+            raise BrokenError("the optimizer broke")
+        super().step()
+
+
+def end_after_a_failure(rank: int, world: int) -> int:
+    """The last block fails when its last gradient is sent, and the first hears of it before its loader ends."""
+    layer = nn.Linear(6, 6)
+    optimizer = (FailsAtTheEnd if rank == world - 1 else torch.optim.SGD)(layer.parameters(), lr=0.1)
+    schedule = ScheduleDSP((layer, rank, world), optimizer, functional.cross_entropy, m=[0] * world)
+
+    def load() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from rows(9)
+        assert schedule._near.from_next is not None
+        schedule._near.from_next.join(30)
+
+    try:
+        for x, y in schedule.feed(load()):
+            schedule.step(x, target=y)
+        schedule.flush()
+    except BlockFailed as error:
+        return error.rank
+    except BrokenError:
+        return rank
+    finally:
+        dist.barrier()
+    return -1
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_nothing_more_is_sent_to_a_block_that_was_told_of_a_failure(pool: Pool, world: int) -> None:
+    assert pool.run(end_after_a_failure, world) == [world - 1] * world
+
+
 @pytest.mark.parametrize("where", range(4))
 def test_a_failure_reaches_all_replicas(pool: Pool, where: int) -> None:
     case = Case(where=where, call=5)
     check(pool.run(fail, 4, case, (2, 2)), case, "the block broke")
+
+
+def end_a_fork(rank: int, world: int) -> int:
+    """The updates made, where a process is forked in the middle and ends as a script's does."""
+    layer = nn.Linear(6, 6)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.1)
+    schedule = ScheduleDSP((layer, rank, world), sgd, functional.cross_entropy, p=1)
+    for n, (x, y) in enumerate(schedule.feed(rows(9))):
+        schedule.step(x, target=y)
+        if n == 5 and rank == 0:
+            if (child := os.fork()) == 0:
+                warnings.simplefilter("ignore")
+                atexit._run_exitfuncs()
+                os._exit(0)
+            os.waitpid(child, 0)
+    schedule.flush()
+    return schedule.block.num_updates
+
+
+def test_the_end_of_a_forked_process_is_not_the_end_of_the_pipeline(pool: Pool) -> None:
+    assert pool.run(end_a_fork, 2) == [9, 9]
 
 
 def collect_garbage(rank: int, world: int) -> None:

@@ -8,6 +8,7 @@ forgotten can be collected, which ends the thread.
 """
 
 import logging
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Upstream:
         self._passes = passes
         self._run_on = run_on
         self._copies = copies
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._ready: deque[Item] = deque()
         self._thread: threading.Thread | None = None
@@ -94,6 +96,8 @@ class Upstream:
 
         Returns whether it has ended. Nothing fetched is lost: `start` goes on.
         """
+        if self._pid != os.getpid():  # forked, without the thread, but perhaps with the lock that it held
+            return True
         with self._changed:
             self._wanted = False
             self._changed.notify_all()
@@ -118,9 +122,14 @@ class Upstream:
             self._buffer = buffer
 
     def head(self, *, wait: bool, at: int = 0) -> Item | None:
-        """The next item, or the `at`-th behind it, left where it is; None when not there yet and not waited for."""
+        """The next item, or the `at`-th behind it, left where it is; None when not there yet and not waited for.
+
+        Raises RuntimeError where another thread closes this one meanwhile.
+        """
         with self._changed:
             while len(self._ready) <= at and wait:
+                if self._is_closed:
+                    raise RuntimeError("this iterator is over: its EchoLoader is closed")
                 self.start()  # it may have been stopped for an iterator that another thread collected just now
                 self._changed.wait()
             return self._ready[at] if len(self._ready) > at else None

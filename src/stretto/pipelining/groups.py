@@ -4,9 +4,11 @@ Made from torch's backends directly. `dist.new_group` names a group by how many 
 that processes which have made different numbers of them would wait for each other forever.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -41,11 +43,14 @@ class Group:
             options._timeout = FOREVER
             self._device = dist.ProcessGroupNCCL(PrefixStore("device", store), self.rank, self.size, options)
 
-    def send(self, tensor: torch.Tensor, peer: int) -> dist.Work:
-        """Begin to send a contiguous tensor, which must not change until the work is waited for."""
+    def send(self, tensors: Sequence[torch.Tensor], peer: int, works: list[dist.Work]) -> None:
+        """Begin to send contiguous tensors, which must not change until what is added to `works` is waited for.
+
+        All or none of them, whenever Ctrl-C comes: signals are handled between calls of Python's, not of C's.
+        """
+        sends = [self._of(tensor).send for tensor in tensors]
         with telling_connections():
-            work: dist.Work = self._of(tensor).send([tensor], peer, 0)
-        return work
+            works.extend(map(operator.call, sends, [[tensor] for tensor in tensors], repeat(peer), repeat(0)))
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
         """Wait for a tensor from `peer`; on a device, until the current stream would."""

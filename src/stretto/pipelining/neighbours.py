@@ -61,7 +61,7 @@ class Neighbours:
     def relay(self, failure: BlockFailed) -> None:
         """Tell both of a failure, once."""
         for outbox in self._outboxes:
-            outbox.say_goodbye((failure.rank, failure.traceback))
+            outbox.say_goodbye(failure)
 
     def await_answers(self) -> None:
         """After `relay`: a neighbour answers, which shows that it has heard."""

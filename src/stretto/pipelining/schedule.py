@@ -10,6 +10,7 @@ fixed by m, never by timing.
 
 import atexit
 import itertools
+import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -128,7 +129,7 @@ class ScheduleDSP(Checkpointed):
             host = torch.device("cpu")
             self._meeting = Together(Group(f"{name}_meeting", everyone, host), self._near.check)
         advise_nesterov([self.block])
-        atexit.register(_close, weakref.ref(self))
+        atexit.register(_close, weakref.ref(self), os.getpid())
 
     # The five calls of a training loop
 
@@ -370,6 +371,7 @@ class ScheduleDSP(Checkpointed):
             raise
 
 
-def _close(schedule: "weakref.ref[ScheduleDSP]") -> None:
-    if (found := schedule()) is not None:
+def _close(schedule: "weakref.ref[ScheduleDSP]", pid: int) -> None:
+    """At the end of the process `pid`; one forked from it has its connections, and would speak for it."""
+    if pid == os.getpid() and (found := schedule()) is not None:
         found.close()

@@ -81,32 +81,34 @@ class Outbox:
     """Finds what broke a connection."""
     _under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _is_closed: bool = False
+    _goodbye: BlockFailed | None = None
 
     def send(self, kind: Kind, n: int = -1, value: Any = None, *, last: bool = False) -> None:
         """Send a message. After one that is `last` the neighbour's thread stops until it is asked again.
 
-        Raises BlockFailed if the connection is broken.
+        Raises BlockFailed if the connection is broken, or the neighbour was told of a failure: it takes in no more.
         """
         with self._lock:
+            if self._goodbye is not None:
+                raise self._goodbye
             try:
                 self._send(kind, n, value, last, self.held())
             except ConnectionError as error:
                 raise self.explain(error) from error
         self.drain(self.limit)
 
-    def say_goodbye(self, value: Any) -> None:
+    def say_goodbye(self, failure: BlockFailed) -> None:
         """Send an ERROR, once, whatever else is under way; never raises. Any thread may call it.
 
-        `value` is without tensors: asking for those that are held is the training thread's alone, as a gradient
-        that it drops meanwhile would be read after its end.
+        It is without tensors: asking for those that are held is the training thread's alone, as a gradient that it
+        drops meanwhile would be read after its end.
         """
         with self._lock:
-            if self._is_closed:
+            if self._goodbye is not None:
                 return
-            self._is_closed = True
+            self._goodbye = failure
             try:
-                self._send(Kind.ERROR, -1, value, True, ())
+                self._send(Kind.ERROR, -1, (failure.rank, failure.traceback), True, ())
             except ConnectionError:  # the neighbour is gone
                 return
 
@@ -134,8 +136,9 @@ class Outbox:
         if not fits:
             parts.append(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         parts += [tensor.view(torch.uint8) for tensor, sent in zip(flat, inline, strict=True) if sent is None]
-        works = [self.group.send(part, self.peer) for part in parts]
-        self._under_way.append((works, parts))
+        works: list[dist.Work] = []
+        self._under_way.append((works, parts))  # first, as parts under way must be kept
+        self.group.send(parts, self.peer, works)
 
 
 class Inbox:
