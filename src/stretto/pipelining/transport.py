@@ -137,8 +137,10 @@ class Outbox:
             parts.append(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         parts += [tensor.view(torch.uint8) for tensor, sent in zip(flat, inline, strict=True) if sent is None]
         works: list[dist.Work] = []
-        self._under_way.append((works, parts))  # first, as parts under way must be kept
-        self.group.send(parts, self.peer, works)
+        try:
+            self.group.send(parts, self.peer, works)
+        finally:  # kept while it is under way, also after Ctrl-C; not before, as another thread may wait for all
+            self._under_way.append((works, parts))
 
 
 class Inbox:
