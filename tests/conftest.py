@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from torch.utils.data import DataLoader
 
 for name in (
     *("COLUMNS", "LINES", "TERM", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
@@ -37,3 +38,9 @@ PLACES = {Path(__file__).parent / name: place for place, name in enumerate(SLOWE
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: PLACES.get(item.path, len(SLOWEST)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_hears_of_dead_workers() -> None:
+    """A process's first DataLoader sets the handler, for good unless a Lightning trainer puts back an older one."""
+    list(DataLoader(range(1), num_workers=1))  # type: ignore[arg-type]
